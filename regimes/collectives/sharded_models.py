@@ -111,6 +111,31 @@ def optimizer_rows(fsdp_param: Any) -> Any:
     return current_parameter(fsdp_param) if is_sharded else fsdp_param.sharded_param
 
 
+class PresentParameters:
+    """Parameters of a divided model, in whose places a script may put others, as
+    ``load_state_dict(..., assign=True)`` does.
+
+    Attributes:
+        parameters: by name, as they are now; changed in place.
+    """
+
+    def __init__(self, groups: Sequence[Any], parameters: dict[str, Any]) -> None:
+        """``groups``: the parameter groups of FSDP2."""
+        self.parameters = parameters
+        names = {id(p): name for name, p in parameters.items()}
+        rows = [row for group in groups for row in group.fsdp_params]
+        found = [(names.get(id(optimizer_rows(row))), row) for row in rows]
+        self._rows = [(name, row) for name, row in found if name is not None]
+
+    def follow(self) -> bool:
+        """Find the present ones; True if one is another than before."""
+        moved = False
+        for name, row in self._rows:
+            if (now := optimizer_rows(row)) is not self.parameters[name]:
+                self.parameters[name], moved = now, True
+        return moved
+
+
 def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> list[Tensor]:
     """Copies of whole tensors, from DTensors that one dimension of their mesh divides, by one
     all-gather for each type of numbers. All processes of that dimension call it.

@@ -48,8 +48,7 @@ class AppliedSteps:
             parameters: of each layer.
             optimizer: steps its parameters; others are known from their first step on.
         """
-        self.parameters: Sequence[Sequence[Any]] = list(parameters)
-        self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
+        self.follow(parameters)
         self.known: set[int] = set()
         self.stepped: set[int] = set()
         self.elsewhere = False
@@ -69,6 +68,11 @@ class AppliedSteps:
             lambda *call: _call_if_alive(me, _after_step, *call)
         )
         weakref.finalize(self, remove_hooks, [before, after])
+
+    def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
+        """These are the parameters of each layer from now on."""
+        self.parameters: Sequence[Sequence[Any]] = list(parameters)
+        self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
 
     def begin_pass(self) -> None:
         """A pass begins, which will be exchanged."""

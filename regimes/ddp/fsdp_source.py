@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.sharded_models import describe_sharding, is_divided, local_part, mesh_fault
+from regimes.collectives.sharded_models import (
+    PresentParameters,
+    describe_sharding,
+    fully_shard_calls,
+    is_divided,
+    local_part,
+    mesh_fault,
+    param_groups,
+)
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup, check_root, groups_of
@@ -35,12 +43,12 @@ class FSDPModules:
         groups: all parameter groups; ``trained``: the groups with a trained parameter.
         layers: one for each trained group, ``[ranks, numbers of a rank]``.
         layouts: of each layer.
-        members: the parameters of each layer.
         mesh: the processes that divide the parameters.
     """
 
     ignored: Collection[str] = ()
     replicated = False
+    follows = True
 
     def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
         """
@@ -63,10 +71,14 @@ class FSDPModules:
         self.trained = [group for group in self.groups if group.trained]
         self.layouts = [group.make_layout(shards.size()) for group in self.trained]
         self.parameters = named_trainable(network)
+        calls = fully_shard_calls(network)
+        kept = [group for state, *_ in calls for group in param_groups(state)]
+        self._present = PresentParameters(kept, self.parameters)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
         pairs = list(zip(self.trained, self.layouts, strict=True))
         self.layers = [layout.make_layer(one.name) for one, layout in pairs]
-        self.members = [list(one.trained) for one in self.trained]
+        names = {id(p): name for name, p in self.parameters.items()}
+        self._members = [[names[id(p)] for p in one.trained] for one in self.trained]
         self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
         self.config: dict[str, Any] = {"gather": weights.table()}
@@ -76,6 +88,15 @@ class FSDPModules:
         network: nn.Module | None = self._network()
         assert network is not None
         return network
+
+    @property
+    def members(self) -> list[list[nn.Parameter]]:
+        """The parameters of each layer."""
+        return [[self.parameters[name] for name in names] for names in self._members]
+
+    def follow(self) -> bool:
+        """Find the present parameters; True if one is another than before."""
+        return self._present.follow()
 
     @property
     def member_names(self) -> dict[str, list[str]]:

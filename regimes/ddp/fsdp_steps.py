@@ -192,6 +192,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         after_backward(lambda: after_backward(self._finish_pass))
         self.take_back()
         self.forget_step()  # from here on .grad may be the sum of several passes
+        if self.source.follow():
+            self.follow(self.source.members)
         self._pass, self._pending, self._states = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.applied.begin_pass()

@@ -85,6 +85,7 @@ class Hook(Job):
         # without replicas FSDP2 divides whatever the module has, and each process its own rows
         self.compares_weights = compares_weights and source.replicated
         self._seen_weights: Weights | None = None
+        self._attached = [*source.parameters.values()]  # those that the optimiser was given with
         layers, network = source.layers, source.network
         super().__init__(source.make_world(timeout), layers, schedule)
         world, self.summarizes = self.world, summarizes
@@ -300,8 +301,7 @@ class Hook(Job):
         if not self.steps.in_unit:
             self.schedule.begin_unit()
         if self.reducer.reads_rates:
-            parameters = list(self.source.parameters.values())
-            self.reducer.rates = self.schedule.rates_of(parameters)
+            self.reducer.rates = self.schedule.rates_of(self._attached)
         # Here, in the thread of backward: the one that sends the buckets would see steps that an
         # optimiser takes meanwhile.
         self._seen_weights = self._read_weights() if self.steps.check is not None else None
@@ -398,7 +398,8 @@ class Hook(Job):
         if not self.compares_weights:
             return None
         unit = len(self.rows) - 1
-        return self.weights.read(f"unit {unit}" if unit >= 0 else "attach()")
+        when = f"unit {unit}" if unit >= 0 else "attach()"
+        return self.weights.read(when, may_move=self.source.follows)
 
     def _continue_from(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
@@ -472,7 +473,8 @@ class Hook(Job):
             try:
                 self.world.guard.enter_call("close()")
                 if self.compares_weights:
-                    self.world.check_agreement(self.weights.read("the job"))
+                    now = self.weights.read("the job", may_move=self.source.follows)
+                    self.world.check_agreement(now)
             except (ConfigError, TrainingError) as error:  # raised once the record has ended
                 apart, why = error, str(error)
         if self.world.rank == 0 and not why:

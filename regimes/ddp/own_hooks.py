@@ -38,7 +38,7 @@ class DividedGradients:
     """
 
     ignored: Collection[str] = ()
-    replicated = True
+    replicated = follows = True
     advice: str
     _world: ProcessWorld
 

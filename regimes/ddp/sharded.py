@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regimes.collectives.process_group import Group
 from regimes.collectives.sharded_models import (
+    PresentParameters,
     describe_sharding,
     fully_shard_calls,
     local_part,
@@ -60,6 +61,7 @@ class ShardedGradients(DividedGradients):
         self.bucket_bytes = BUCKET * self.mesh.size()
         calls = fully_shard_calls(network)
         self.param_groups = [group for state, *_ in calls for group in param_groups(state)]
+        self.present = PresentParameters(self.param_groups, parameters)
 
     def start_alike(self) -> None:
         super().start_alike()
@@ -69,10 +71,17 @@ class ShardedGradients(DividedGradients):
 
     def connect_receiver(self, receiver: Any) -> None:
         super().connect_receiver(receiver)
-        self._multiply_sums()  # and before each pass, because a factor may be set at any time
+        self._multiply_sums()
         self.handle = self.network.register_forward_pre_hook(
-            lambda *_: None if torch.compiler.is_compiling() else self._multiply_sums()
+            lambda *_: None if torch.compiler.is_compiling() else self._begin_forward()
         )
+
+    def _begin_forward(self) -> None:
+        """Before each pass: a script may set a factor, and other parameters, at any time."""
+        self._multiply_sums()
+        if self.present.follow():
+            self._hook_parameters()
+            self.receiver.follow([[p] for p in self.parameters.values()])
 
     def close(self) -> None:
         super().close()

@@ -53,6 +53,9 @@ _NOT_DDP = {  # by the name of a class, so that none is imported
 class Receiver(Protocol):
     """What a source calls in each backward pass, in this order and in the thread of backward."""
 
+    def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
+        """Between two passes: these are the parameters of each layer from now on."""
+
     def approach_pass(self, arriving: int | None = None) -> None:
         """A backward pass has begun. Every ``.grad`` is still as the script has left it, except in
         layer ``arriving``. DDP's source calls it in every pass, also under ``no_sync``, and several
@@ -87,10 +90,12 @@ class Attached(Protocol):
         ignored: names of parameters of the network that processes may have apart.
         replicated: processes hold replicas, or shards of several, whose weights can be compared;
             else each its own rows of one.
+        follows: other parameters in the places of those that were attached are trained like them.
     """
 
     ignored: Collection[str]
     replicated: bool
+    follows: bool
     parameters: dict[str, nn.Parameter]
     layers: list[Layer]
     local: list[Tensor]
@@ -155,6 +160,7 @@ class DDPGradients:
     """The gradients of a DDP model, one for each whole layer; a ``Source``."""
 
     mesh: None = None
+    follows = False  # nor does DDP
 
     def __init__(self, model: nn.Module) -> None:
         """

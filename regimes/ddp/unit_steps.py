@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakMethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel
@@ -69,6 +69,10 @@ class UnitSteps:
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
         self.restart_unit()
+
+    def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
+        """These are the parameters of each layer from now on."""
+        self.applied.follow(parameters)
 
     def restart_unit(self) -> None:
         """Begin a unit: counts and clock start at zero."""

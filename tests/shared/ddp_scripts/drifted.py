@@ -89,6 +89,39 @@ def job(rank: int, kind: str, what: str, **more: Any) -> tuple[str, float, int]:
     return said, float((both[0] - both[1]).abs().max()), len(attachment.rows)
 
 
+def reloaded(rank: int, way: str, chosen: dict[str, Any], assign: bool) -> tuple[Any, list[int]]:
+    """The weights of a job that loads other ones on its way, twice, and the steps of its units;
+    each optimiser is a new one."""
+    net: Any = network()
+    shape = (1, 2) if way == "both" else (2, 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    place: dict[str, Any] = {"replicas": mesh["replicate"]}
+    inside = mesh["shard"]
+    if way == "shards":
+        inside = init_device_mesh("cpu", (2,))
+        place = {"shards": inside}
+    if way == "both":
+        place |= {"shards": mesh["shard"], "scatter": {"level": 8}}
+    for part in (net[0], net[2], net):
+        fully_shard(part, mesh=inside)
+    optimizer = torch.optim.SGD(trained(net), lr=0.1)
+    if "compressor" in chosen:
+        chosen = {**chosen, "level": 1 if chosen["compressor"] == "powersgd" else 4}
+    hook = regimes.attach(net, optimizer=optimizer, every=UNIT, **place, **chosen, **QUIET)
+    torch.manual_seed(10 + rank)
+    for step in range(STEPS):
+        if step in (0, 3, UNIT):
+            values = {k: v.clone() * 0.9 for k, v in net.state_dict().items()}
+            net.load_state_dict(values, assign=assign)
+            optimizer = torch.optim.SGD(trained(net), lr=0.1)
+        optimizer.zero_grad()
+        net(torch.randn(8, 6).double() + rank).square().mean().backward()
+        optimizer.step()
+    hook.close()
+    own = torch.cat([whole(p).detach().flatten() for p in net.parameters()])
+    return own, [row["steps"] for row in hook.rows]
+
+
 # -- ways that follow one another ----------------------------------------------------------------
 
 

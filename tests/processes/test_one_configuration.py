@@ -62,7 +62,7 @@ def check(found: list[dict[str, str]], expected: dict[str, str]) -> None:
 @cache
 def heard_of() -> dict[str, list[Any]]:
     """What both processes hear, one way after the other."""
-    works = apart.hook, apart.local, apart.local_drifted, apart.drifted
+    works = apart.hook, apart.local, apart.local_drifted, apart.drifted, apart.by_hand
     found = group.run_in_turn(2, *((work,) for work in works))
     return {work.__name__: one for work, one in zip(works, found, strict=True)}
 
@@ -78,6 +78,15 @@ def test_hooks_that_differ_are_refused_when_they_are_attached() -> None:
 def test_a_rate_that_differs_later_is_refused_in_that_unit() -> None:
     for heard in heard_of()["drifted"]:
         assert "process 1 has lr.0 = 0.025, process 0 has lr.0 = 0.05: " in heard
+
+
+def test_levels_that_differ_by_hand_are_refused_at_the_first_step_that_has_them() -> None:
+    for heard in heard_of()["by_hand"]:
+        assert heard.keys() == {"first", "second", "alone", "local"}
+        for name, said in heard.items():
+            assert said.startswith("ConfigError: process 1 has "), (name, heard)
+            assert f"= '{'dense' if name == 'local' else 'high'}', " in said, (name, said)
+            assert "\n" not in said, name
 
 
 def test_local_steps_that_differ_are_refused_at_the_start() -> None:

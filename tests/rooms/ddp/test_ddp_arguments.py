@@ -25,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.compression import REGISTRY
+from regimes.config import RunConfig, override_fields
+from regimes.config.bounds import check_bounds
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, RecordError
@@ -115,6 +117,14 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
     dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
     assert dense.chosen.shared_facts()["compressor"]["name"] == "powersgd"
+
+
+@pytest.mark.parametrize("steps", [-1, -3, math.nan, math.inf, -math.inf, 1.5, True, "4"])
+def test_the_first_steps_without_compression_are_a_whole_number(steps: Any) -> None:
+    with pytest.raises(ConfigError, match="start_compressing_after = "):
+        regimes.attach(wrapped(), level=8, start_compressing_after=steps)
+    with pytest.raises(ConfigError, match="start_compressing_after"):
+        check_bounds(override_fields(RunConfig(), {"start_compressing_after": steps}))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError
 from regimes.plans.curve import Probe
 from regimes.plans.decide import FEWEST, FIRST, NEXT, SEEDS, Aim, Known, next_probes, rungs_within
-from regimes.plans.priced import Price
+from regimes.plans.priced import Price, keep_faster
 
 PRICES = {
     "dense": Price(0.4, 1e6, 0.01),
@@ -73,6 +76,19 @@ def test_methods_that_are_surely_worse_are_left_out_of_longer_rungs() -> None:
     assert known.horizon("dense") in steps["dense"]
     seeds = {p.seed for each in rounds for p in each}
     assert 2 <= len(seeds) <= SEEDS
+
+
+@given(st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=8))
+def test_no_method_that_is_slower_than_dense_is_compared(seconds: list[float]) -> None:
+    """What takes 2 % less than dense or more is left out, and nothing else."""
+    texts = [f"dense/{n}" for n in range(2, 2 + len(seconds))]
+    methods = [parse_method(text) for text in ("dense", *texts)]
+    prices = {m.label: Price(s, 1.0, 1.0) for m, s in zip(methods, [1.0, *seconds], strict=True)}
+    kept = keep_faster(methods, prices)
+    assert kept[0].label == "dense"
+    assert {m.label for m in kept[1:]} == {
+        m.label for m in methods[1:] if prices[m.label].seconds < 0.98
+    }
 
 
 def test_seconds_to_a_loss() -> None:

@@ -117,6 +117,40 @@ def drifted(rank: int) -> str:
     return heard(lambda: cases.step_of(net, optimizer, CASE, 2, rank))
 
 
+def by_hand(rank: int) -> dict[str, str]:
+    """Levels that the scripts set differently: before the first step, after it, of one alone."""
+    found = {}
+    for name, at, level in (("first", 0, "low"), ("second", 2, "low"), ("alone", 0, None)):
+        net = DistributedDataParallel(cases.build(CASE))
+        optimizer = cases.sgd(net)
+        hook = regimes.attach(net, policy="accordion", optimizer=optimizer, every=2)
+
+        def train(
+            net: Any = net,
+            optimizer: Any = optimizer,
+            hook: Any = hook,
+            at: int = at,
+            level: str | None = level,
+        ) -> None:
+            for step in range(4):
+                if step == at:
+                    hook.set_level("high" if rank else level)
+                cases.step_of(net, optimizer, CASE, step, rank)
+
+        found[name] = heard(train)
+    network = own_loop.model()
+    own = own_loop.optimizer(network, "sgd")
+    steps = regimes.local_steps(network, own, policy=2, compressor="powersgd", level=2)
+
+    def train_alone() -> None:
+        steps.set_level("dense" if rank else None)
+        for x, y in own_loop.batches(rank, 4):
+            own_loop.take(network, own, x, y)
+            steps.step()
+
+    return {**found, "local": heard(train_alone)}
+
+
 def local(rank: int) -> dict[str, str]:
     """The same of local steps."""
     ways: dict[str, dict[str, Any]] = {

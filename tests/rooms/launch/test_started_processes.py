@@ -1,0 +1,36 @@
+"""The processes of `regimes run --processes` (oracle: the interfaces that this machine has)."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regimes.launch import processes
+
+
+@pytest.mark.parametrize("own", [None, "eth7"])
+def test_they_meet_on_an_interface_that_there_is(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the machine to itself, unless the user has named one."""
+    started: list[dict[str, str]] = []
+
+    def popen(command: list[str], env: dict[str, str], **_: Any) -> None:
+        started.append(env)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", own)
+    processes._start(["true"], 0, 2, str(tmp_path), tmp_path / "log")
+    name = started[0]["GLOO_SOCKET_IFNAME"]
+    if own is not None:
+        assert name == own
+        return
+    assert name in {name for _, name in socket.if_nameindex()}
+    flags = Path("/sys/class/net", name, "flags")
+    assert not flags.exists() or int(flags.read_text(), 16) & 8, "it is the loopback's flag"

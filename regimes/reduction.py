@@ -218,17 +218,17 @@ def measure_reduction(
     candidates: Sequence[Reduction],
 ) -> Reduction:
     """The first candidate that joins the losses of parts to the loss of a batch ``x [n, ...]``, ``y
-    [n, ...]``; else `Coupled`. The model is copied, and evaluated."""
-    copied = copy.deepcopy(model).eval()
+    [n, ...]``; else `Coupled`. The model is a copy: it is evaluated."""
+    model.eval()
     pieces = split_samples(len(y))
-    with torch.no_grad(), nudge_parameters(copied), torch.random.fork_rng(devices=[]):
-        whole = float(loss(copied, x, y))
-        values = [float(loss(copied, x[part], y[part])) for part in pieces]
+    with torch.no_grad(), nudge_parameters(model), torch.random.fork_rng(devices=[]):
+        whole = float(loss(model, x, y))
+        values = [float(loss(model, x[part], y[part])) for part in pieces]
     seen = ""
     for candidate in candidates:
         weights = [float(candidate.weight(y[part])) for part in pieces]
         joined = join_losses(values, weights, float(candidate.weight(y)))
-        if is_near(joined, whole, values, x, *copied.parameters()):
+        if is_near(joined, whole, values, x, *model.parameters()):
             return candidate
         seen = seen or f" ({whole:.6g}; {joined:.6g} from {len(pieces)} parts)"
     return Coupled(f"the loss of {len(y)} samples is no mean or sum of its parts' losses{seen}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import re
@@ -25,6 +24,7 @@ from regimes.data.samples import Samples
 from regimes.data.task import Shuffled
 from regimes.errors import ConfigError, DataError, require
 from regimes.models import check_real
+from regimes.models.copies import attribute_tensors, copy_model, find_computed
 from regimes.precision import full_precision, is_half
 from regimes.reduction import (
     IGNORED,
@@ -262,7 +262,7 @@ class ObjectTask:
     def build(self, config: RunConfig) -> nn.Module:
         """A copy of the module, or what the function returns under the run's seed."""
         if isinstance(self.model, nn.Module):
-            model = copy.deepcopy(self.model)
+            model = copy_model(self.model)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_seed(config.seed, "init"))
@@ -275,9 +275,11 @@ class ObjectTask:
                 raise ConfigError(f"{name} is on the meta device: make the model on the CPU")
         check_real(model)
         self.first = _digest_model(model)
-        probe = copy.deepcopy(model).to("cpu", getattr(torch, config.dtype)).eval()
+        dtype = getattr(torch, config.dtype)
+        self._check_computed(model, dtype)
+        probe = copy_model(model).to("cpu", dtype).eval()
         for samples in (self.train, self.test):
-            self._check(probe, samples, getattr(torch, config.dtype))
+            self._check(probe, samples, dtype)
         self._joined.reduction = self._reduction(probe)
         self._check_evaluation(probe)
         return model
@@ -316,7 +318,7 @@ class ObjectTask:
     ) -> Reduction:
         dtype = next((p.dtype for p in probe.parameters()), torch.float32)
         if is_half(dtype):
-            probe, dtype = copy.deepcopy(probe).float(), torch.float32
+            probe, dtype = copy_model(probe).float(), torch.float32
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples)
         try:
             return reduction.measure_reduction(self.loss, probe, x, y, candidates)
@@ -346,6 +348,29 @@ class ObjectTask:
             parts = torch.arange(samples.count).split(EVALUATED)
             if not any(float(joins.weight(samples.take(part)[1])) for part in parts):
                 raise DataError(f"{samples.name} has no target that counts: all are ignored")
+
+    def _check_computed(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Raise ConfigError unless a pass computes anew what modules keep of earlier ones: a copy
+        has no history of it, through which gradients would go."""
+        source = self.model if isinstance(self.model, nn.Module) else model
+        if not (names := [*find_computed(source)]):
+            return
+        trial = copy_model(model).to("cpu", dtype)
+        kept = {name: attribute_tensors(trial, name) for name in names}
+        x, _ = self.train.take(torch.arange(min(2, self.train.count)))
+        x = x.to(dtype) if x.is_floating_point() else x
+        for evaluated in (False, True):  # as the user has it, and as a test has it
+            if evaluated:
+                trial.eval()
+            _call_function(f"the model does not take inputs {list(x.shape)}", trial, x)
+        for name, before in kept.items():
+            now = attribute_tensors(trial, name)
+            if any(old is new for old in before for new in now):
+                raise ConfigError(
+                    f"model: the attribute {name!r} keeps a tensor that an earlier pass has "
+                    "computed, and a pass does not compute it anew: compute it in forward(), or "
+                    "set it to None before"
+                )
 
     def _check(self, probe: nn.Module, samples: Samples, dtype: torch.dtype) -> None:
         """Raise ConfigError unless the model takes two samples, and their loss and metric are one

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 
 from torch import nn
+
+from regimes.models.copies import copy_model
 
 
 def modules_in_eval(model: nn.Module) -> list[nn.Module]:
@@ -23,6 +24,6 @@ def set_training(model: nn.Module, in_eval: Iterable[nn.Module]) -> None:
 
 def training_copy(model: nn.Module) -> nn.Module:
     """A copy of a model that was not evaluated yet, as its training passes have it."""
-    probe = copy.deepcopy(model)
+    probe = copy_model(model)
     set_training(probe, modules_in_eval(probe))
     return probe

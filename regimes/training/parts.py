@@ -5,8 +5,6 @@ They try the model and the loss on training samples before any work, and leave b
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,6 +13,7 @@ from regimes import reduction
 from regimes.config import RunConfig
 from regimes.data.task import Batches, Task
 from regimes.errors import ConfigError, unexpected_value
+from regimes.models.copies import copy_model
 from regimes.precision import is_half
 from regimes.reduction import Coupled, SampleMean
 from regimes.training.modes import training_copy
@@ -39,9 +38,10 @@ def check_parts(config: RunConfig, task: Task, model: nn.Module, batches: Batche
     joins = reduction.declared_reduction(task.loss)
     if joins is None:
         x, y = (t[0, :_TRIED] for t in next(iter(batches.epoch(0, [0]))))
+        probe = copy_model(model)
         if is_half(batches.dtype):
-            model, x = copy.deepcopy(model).float(), x.float() if x.is_floating_point() else x
-        joins = reduction.measure_reduction(task.loss, model, x, y, [SampleMean()])
+            probe, x = probe.float(), x.float() if x.is_floating_point() else x
+        joins = reduction.measure_reduction(task.loss, probe, x, y, [SampleMean()])
     if isinstance(joins, Coupled):
         (field, size), *_ = more
         expected = f"{config.batch_size}, one pass, with this loss: {joins.why}; {_LOSS}"

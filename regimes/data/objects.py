@@ -61,6 +61,11 @@ def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
         ValueError: output and targets have axes in another order, so that it would pair crosswise.
     """
     values = _read_logits(output)
+    if not isinstance(values, Tensor):
+        raise ValueError(
+            f"the output is a {type(values).__name__}: pass loss= that takes it apart, such as "
+            "loss=lambda output, target: torch.nn.functional.cross_entropy(output[0], target)"
+        )
     outputs, targets = list(values.shape), list(target.shape)
     if target.is_floating_point():
         if _without_ones(target.shape) != _without_ones(values.shape):

@@ -24,7 +24,6 @@ from regimes.job import termination
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import reporters as monitoring
 from regimes.monitor.text import metric_text
-from regimes.records import make_reporters
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
 
@@ -36,11 +35,9 @@ def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool) -> No
     process = read_launch()
     resume = resume or (process.restarts > 0 and (out / "run.json").exists())
     if quiet or process.rank > 0:
-        named = make_reporters(config.reporters, out) if process.rank == 0 else ()
-        run(config, out, resume=resume, reporters=named)
+        run(config, out, resume=resume, reporters=())
         return
-    shown = monitoring.terminal_reporters(config, out)
-    record = run(config, out, resume=resume, reporters=shown)
+    record = run(config, out, resume=resume, reporters=[monitoring.terminal_reporter()])
     last, name = record.epochs.iloc[-1], record.header["metric"]
     unit = " %" if name == "accuracy" else ""
     stdout.try_print(

@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich import progress
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from regimes.config import RunConfig
 from regimes.console.stdout import is_terminal
 from regimes.console.stdout import make_console as new_console
 from regimes.errors import ConfigError
@@ -23,20 +22,16 @@ from regimes.records import (
     Header,
     Row,
     count_units,
-    make_reporters,
     number_of_units,
     sum_sent,
     unit_name,
 )
 
 
-def terminal_reporters(
-    config: RunConfig, out: Path, terminal: bool | None = None
-) -> list[Reporter]:
-    """A live table in a terminal, else plain lines; and the reporters of the configuration."""
+def terminal_reporter(terminal: bool | None = None) -> Reporter:
+    """A live table in a terminal, else plain lines."""
     terminal = is_terminal() if terminal is None else terminal
-    chosen: list[Any] = [LiveTable() if terminal else PlainLines()]
-    return chosen + make_reporters(config.reporters, out)
+    return LiveTable() if terminal else PlainLines()
 
 
 class LiveTable:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from regimes.collectives.agreement import check_same_weights
+from regimes.collectives.launcher import read_launch
 from regimes.config import DENSE, AnyLevel, RunConfig
 from regimes.config.arguments import check_arguments
 from regimes.console.notebook import end_in_one_sentence
@@ -24,7 +25,16 @@ from regimes.job.clock import LOOP, Clock
 from regimes.job.reporters import Reporter, Reporters, default_reporters
 from regimes.job.rows import traffic_columns
 from regimes.job.termination import GracefulShutdown, Terminated
-from regimes.records import Record, RecordWriter, Row, is_complete, load, read_header, unit_name
+from regimes.records import (
+    Record,
+    RecordWriter,
+    Row,
+    is_complete,
+    load,
+    make_reporters,
+    read_header,
+    unit_name,
+)
 from regimes.records.extent import format_progress
 from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare_run
@@ -57,8 +67,9 @@ def run(
         resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit;
             "auto": if there is one. A cell with "auto" can be run again after a stop, and after the
             end it returns the record.
-        reporters: called as the run proceeds; an exception in one does not end the training.
-            Default one line of progress in a notebook, and none elsewhere.
+        reporters: called as the run proceeds, beside those that the configuration names; an
+            exception in one does not end the training. Default one line of progress in a notebook,
+            and none elsewhere.
         task: model and data in place of those that the configuration names.
 
     Raises:
@@ -69,7 +80,9 @@ def run(
     good = isinstance(resume, bool) or resume == "auto"
     require(good, "resume", resume, 'True, False or "auto"')
     resumed = _has_epoch(out) if resume == "auto" else resume
-    reporters = default_reporters() if reporters is None else reporters
+    shown = default_reporters() if reporters is None else reporters
+    named = make_reporters(config.reporters, out) if read_launch().rank == 0 else []
+    reporters = [*shown, *named]
     with end_in_one_sentence(lambda: _describe_kept(out, resume == "auto")):
         for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
             resumed = _run_phase(phase, out, resumed, reporters, task)
@@ -266,7 +279,7 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
     losses = Losses(
         run.gradients,
         clock,
-        lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step)))[1],
+        lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step))),
     )
     steps, samples = minibatches(run, plan)
     for done, batch in enumerate(samples, start=1):

@@ -190,8 +190,10 @@ def _optimizer_config(given: Any) -> OptimizerConfig:
             "optimizer: the copy of the model that is trained has other parameters than a torch "
             f'optimiser that exists: write optimizer={{"name": "{kind}", "lr": ...}}'
         )
+    name = table.get("name", "sgd")
+    if isinstance(name, str):
+        optimizers.CLASSES.load(name)  # a name that nothing has is said before what it lacks
     if "lr" not in table:
-        name = table.get("name", "sgd")
         others = [key for key in table if key not in {f.name for f in fields(OptimizerConfig)}]
         unknown = f" ({', '.join(others)}: no such field)" if others else ""
         raise ConfigError(

@@ -114,11 +114,11 @@ class Losses:
         self,
         gradients: Gradients,
         clock: Clock,
-        targets: Callable[[int, int], Tensor] | None = None,
+        samples: Callable[[int, int], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """``targets``: of the hosted workers, ``[L, b, ...]``, in a step of an epoch; read where a
-        loss is not finite."""
-        self.gradients, self.clock, self.total, self.targets = gradients, clock, 0.0, targets
+        """``samples``: inputs and targets of the hosted workers, ``[L, b, ...]``, in a step of an
+        epoch; read where a loss is not finite."""
+        self.gradients, self.clock, self.total, self.samples = gradients, clock, 0.0, samples
         self.every = check_interval(gradients.stack.device)
         self._unchecked: list[tuple[Tensor, Tensor, int, int]] = []
 
@@ -152,12 +152,19 @@ class Losses:
     def _not_finite(self, rows: Tensor, epoch: int, step: int) -> TrainingError:
         """The error that names the workers; every process calls this together."""
         world, union = self.gradients.world, self.gradients.union
-        weights = self._loss_weights(epoch, step).to(rows)
-        losses, counted = world.all_gather([rows.expand(world.hosted_count), weights])
+        weights, broken = (t.to(rows) for t in self._read_samples(epoch, step))
+        hosted = [rows.expand(world.hosted_count), weights, broken]
+        losses, counted, odd = world.all_gather(hosted)
         finite, counts = losses.isfinite().tolist(), counted.tolist()
         everyone = zip(range(world.workers), finite, counts, strict=True)
         bad = [(w, n) for w, ok, n in everyone if not ok]
         workers = ", ".join(str(w) for w, _ in bad)
+        if samples := ", ".join(str(w) for w, has in enumerate(odd.tolist()) if has):
+            return TrainingError(
+                f"the samples of worker {samples} in epoch {epoch}, step {step} have NaN or "
+                "infinity, and so has the loss or a gradient: clean the data, or leave them out; "
+                "the record up to the last epoch is intact"
+            )
         if bad and not any(n for _, n in bad):
             return TrainingError(
                 f"no target of worker {workers} counts in epoch {epoch}, step {step}: all of its "
@@ -170,15 +177,28 @@ class Losses:
         who = f"{many} {workers}" if bad else "all workers together"
         advice = "lower optimizer.lr or lengthen the warm-up"
         if not epoch and not step:
-            advice = "before any update: see whether the data or the loss have NaN or infinity"
+            advice = (
+                "before any update, and on finite data: see whether the loss or the first weights "
+                "have NaN or infinity"
+            )
         return TrainingError(
             f"the loss or a gradient of {who} is not finite in epoch {epoch}, step "
             f"{step}: {advice}; the record up to the last epoch is intact"
         )
 
-    def _loss_weights(self, epoch: int, step: int) -> Float[Tensor, " L"]:
-        """What the hosted workers' batches weigh in their losses; 1 where that is not known."""
-        world, joins = self.gradients.world, self.gradients.reduction
-        if self.targets is None or isinstance(joins, Coupled):
-            return torch.ones(world.hosted_count)
-        return torch.stack([joins.weight(own) for own in self.targets(epoch, step)])
+    def _read_samples(
+        self, epoch: int, step: int
+    ) -> tuple[Float[Tensor, " L"], Float[Tensor, " L"]]:
+        """What the hosted workers' batches weigh in their losses, 1 where that is not known; and 1
+        where a sample is not finite, else 0."""
+        count, joins = self.gradients.world.hosted_count, self.gradients.reduction
+        if self.samples is None:
+            return torch.ones(count), torch.zeros(count)
+        x, y = self.samples(epoch, step)
+        finite = [
+            bool(a.isfinite().all()) and bool(b.isfinite().all()) for a, b in zip(x, y, strict=True)
+        ]
+        broken = torch.tensor([0.0 if good else 1.0 for good in finite])
+        if isinstance(joins, Coupled):
+            return torch.ones(count), broken
+        return torch.stack([joins.weight(own) for own in y]), broken

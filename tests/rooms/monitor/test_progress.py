@@ -17,13 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regimes.config import RunConfig
 from regimes.console import progress, units
 from regimes.errors import ConfigError, RecordError
 from regimes.monitor import reporters, watch
 from regimes.monitor.text import _format_megabytes as format_megabytes
 from regimes.monitor.text import describe_straggler
-from regimes.records import RecordWriter, Sent
+from regimes.records import RecordWriter, Sent, make_reporters
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000
 NAMES = ("a", "bias", "b")
@@ -167,13 +166,10 @@ def test_plain_lines_one_per_epoch() -> None:
     assert third == "interrupted"
 
 
-TENSORBOARD = RunConfig(reporters=("tensorboard",))
-
-
 def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="pip install tensorboard"):
-        reporters.terminal_reporters(TENSORBOARD, tmp_path, terminal=False)
+        make_reporters(["tensorboard"], tmp_path)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +188,7 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    plain, scalars = reporters.terminal_reporters(TENSORBOARD, tmp_path, terminal=False)
-    assert isinstance(plain, reporters.PlainLines)
+    (scalars,) = make_reporters(["tensorboard"], tmp_path)
     scalars.start(header(), [row(0)])
     scalars.step(1, 1, STEPS)
     scalars.epoch(row(1), {"compute": 2.0})
@@ -204,9 +199,9 @@ def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert written["seconds/compute", 1] == 2.0
 
 
-def test_reporters_for_a_terminal(tmp_path: Path) -> None:
-    (only,) = reporters.terminal_reporters(RunConfig(), tmp_path, terminal=True)
-    assert isinstance(only, reporters.LiveTable)
+def test_reporters_for_a_terminal() -> None:
+    assert isinstance(reporters.terminal_reporter(terminal=True), reporters.LiveTable)
+    assert isinstance(reporters.terminal_reporter(terminal=False), reporters.PlainLines)
 
 
 # -- from the record alone -------------------------------------------------------------------

@@ -18,9 +18,8 @@ import pytest
 from ddp_scripts import group, recorded
 
 import regimes
-from regimes.config import RunConfig, override
+from regimes.config import override
 from regimes.errors import ConfigError
-from regimes.monitor import reporters as ours
 from regimes.records import check_reporters, make_reporters, read_lines
 
 SHORT = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
@@ -136,11 +135,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     config = override(regimes.get_preset("smoke"), [*SHORT, 'reporters=["wandb"]'])
-    record = regimes.run(
-        config,
-        tmp_path / "run",
-        reporters=ours.terminal_reporters(config, tmp_path / "run", False)[1:],
-    )
+    record = regimes.run(config, tmp_path / "run")
     assert asked["mode"] == "offline"
     assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
     assert asked["config"]["workers"] == 4
@@ -153,7 +148,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        ours.terminal_reporters(RunConfig(reporters=("wandb",)), tmp_path, terminal=False)
+        make_reporters(["wandb"], tmp_path)
 
 
 @pytest.mark.integrations

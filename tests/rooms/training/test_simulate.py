@@ -338,7 +338,7 @@ def test_a_first_row_that_was_torn_is_no_epoch(tmp_path: Path) -> None:
 
 
 def test_a_run_that_its_first_loss_stopped_is_begun_again(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="see whether the data or the loss have NaN"):
+    with pytest.raises(TrainingError, match="see whether the loss or the first weights have NaN"):
         simulated(tmp_path, loss=lambda output, target: output.mean() * math.nan)
     assert len(simulated(tmp_path).rows) == 2
 

@@ -26,6 +26,7 @@ UNKNOWN = (
     "optimizer=optimizer), and the hook takes such a pass back; or run it under model.no_sync() "
     "(FSDP2: set_requires_gradient_sync(False))"
 )
+SAMPLED = 8, 1024  # parameters, and numbers of each, that are kept to see whether they move
 
 
 class AppliedSteps:
@@ -55,6 +56,7 @@ class AppliedSteps:
         self.told: Callable[[Any], Any] = lambda optimizer: None
         self._marks: list[list[tuple[int, int] | None]] = []
         self._versions: list[list[int]] = []
+        self._samples: list[tuple[int, Any, Tensor]] = []  # layer, parameter, some of its numbers
         # ``Optimizer.__init__`` wraps the class's step, without which no hook is called
         for one in getattr(optimizer, "optimizers", [optimizer]):
             if isinstance(one, Optimizer) and getattr(type(one).step, "hooked", False):
@@ -83,6 +85,10 @@ class AppliedSteps:
         self.elsewhere = False
         self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
         self._versions = [[p._version for p in several] for several in self.parameters]
+        # of layers that no optimiser of torch is known to step; no other is asked for its numbers
+        every = [(i, p) for i, s in enumerate(self.parameters) if i not in self.known for p in s]
+        few = every[:: -(-len(every) // SAMPLED[0])] if every else []
+        self._samples = [(i, p, _first_numbers(p).clone()) for i, p in few]
 
     def find_cleared(self, layers: Collection[int], arriving: int | None = None) -> set[int]:
         """The layers that have lost the gradients of the last exchange: each gradient is None, or
@@ -116,11 +122,17 @@ class AppliedSteps:
 
     def has_moved(self, layers: Collection[int]) -> bool:
         """Has anything written to a parameter of these layers since ``note_exchange``, such as a
-        step written by hand? (Fused optimisers leave no such trace.)"""
-        return any(
+        step written by hand? Steps through ``p.data`` or numpy, and fused ones, leave no version:
+        they show in some of the numbers."""
+        written = any(
             p._version != version
             for i in layers
             for p, version in zip(self.parameters[i], self._versions[i], strict=True)
+        )
+        return written or any(
+            (now := _first_numbers(p)).dtype != before.dtype or not torch.equal(now, before)
+            for i, p, before in self._samples
+            if i in layers
         )
 
     def _with_layers(self, optimizer: Any) -> list[tuple[int, Any]]:
@@ -154,6 +166,11 @@ def _local_gradient(gradient: Any) -> Tensor:
     """The part of a gradient that is on this process."""
     part: Tensor = getattr(gradient, "_local_tensor", gradient)
     return part
+
+
+def _first_numbers(parameter: Any) -> Tensor:
+    """Some numbers of the part of a parameter that is on this process."""
+    return _local_gradient(parameter).detach().reshape(-1)[: SAMPLED[1]]
 
 
 def _read_version(gradient: Any) -> tuple[int, int] | None:

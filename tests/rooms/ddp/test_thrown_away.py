@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import states
 import torch
@@ -295,6 +296,31 @@ def test_steps_that_are_written_by_hand_are_steps(level: str) -> None:
                 with torch.no_grad():
                     for p in model.parameters():
                         p -= 0.1 * p.grad
+            model.zero_grad()
+    assert hook.steps.in_unit == 3
+
+
+def _rebind(p: Any) -> None:
+    p.data = p.data - 0.1 * p.grad
+
+
+PAST_VERSIONS: dict[str, Callable[[Any], Any]] = {
+    "data": lambda p: p.data.sub_(0.1 * p.grad),
+    "rebound": _rebind,
+    "numpy": lambda p: np.subtract(p.detach().numpy(), 0.1 * p.grad.numpy(), p.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("way", PAST_VERSIONS)
+def test_steps_that_leave_no_version_are_steps(way: str) -> None:
+    model = DistributedDataParallel(network())
+    hook = regimes.attach(model, policy={"name": "static", "level": "low"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            model(data(step)[0]).square().mean().backward()
+            for p in model.parameters():
+                PAST_VERSIONS[way](p)
             model.zero_grad()
     assert hook.steps.in_unit == 3
 

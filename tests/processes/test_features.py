@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from ddp_scripts import featured, group
 from ddp_scripts.featured import COMPRESSORS, FEATURES, Case, drawn
+from runs import stop_after
 
-SEEDS = [*range(len(COMPRESSORS))]
+SEEDS = [*range(len(COMPRESSORS)), 40]  # the last one is in one pass over all workers
 
 
 def equal(mine: dict[str, Any], theirs: dict[str, Any], what: Any) -> None:
@@ -49,6 +50,7 @@ def test_trainer_processes_and_hook_are_the_same_whatever_a_model_has(tmp_path: 
     assert {case.compressor for case in cases} == {*COMPRESSORS}
     assert {f for case in cases for f in case.features} == {*FEATURES}
     assert {case.optimizer for case in cases} == {"sgd", "adamw"}
+    assert {case.union for case in cases} == {True, False}
     check(cases, tmp_path)
 
 
@@ -60,6 +62,20 @@ def test_workers_that_step_alone_leave_alone_what_they_do_not_use(tmp_path: Path
         for seed, (name, states) in enumerate(kinds)
     ]
     check(cases, tmp_path)
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_a_run_that_was_cut_off_goes_on_with_what_it_has_not_used(
+    period: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of optimisers that have no state of some parameters yet."""
+    case = Case(4, ("never used", "used by turns"), "topk", "adamw", period=period)
+    whole = featured.simulate(case, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(KeyboardInterrupt):
+            featured.simulate(case, tmp_path / "broken")
+    equal(featured.simulate(case, tmp_path / "broken"), whole, case)
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ class Case:
     bucket_mb: float = 25.0
     period: int = 1  # of local steps
     states: str = "keep"  # of the workers' optimisers, at a synchronisation
+    union: bool = False  # one pass over the samples of all workers of a process
 
     @property
     def hooked(self) -> bool:
@@ -79,6 +80,7 @@ def drawn(seed: int) -> Case:
     draw = random.Random(seed)
     features = tuple(f for f in FEATURES if draw.random() < 0.6)
     compressor = [*COMPRESSORS][seed % len(COMPRESSORS)]
+    plain = compressor == "dense"  # PowerSGD would amplify the rounding of another order
     return Case(
         seed,
         features,
@@ -87,6 +89,7 @@ def drawn(seed: int) -> Case:
         workers=draw.choice([2, 4]) if seed % 3 == 0 and compressor != "cast" else 2,
         clips=seed % 3 == 0 and draw.random() < 0.7,
         bucket_mb=draw.choice([0.001, 25.0]),
+        union=plain and "used by turns" not in features,
     )
 
 
@@ -148,6 +151,7 @@ def settings(case: Case) -> dict[str, Any]:
     if case.period > 1:
         more |= {"sync_policy": {"name": "static", "level": str(case.period)}}
         more |= {"outer.states": case.states}
+    more |= {"union_pass": case.union}
     return {
         "workers": case.workers,
         "batch_size": BATCH,

@@ -228,6 +228,9 @@ class NativeDoubleBackward(TorchFunctionMode):
     def __init__(self, *, batch_statistics: bool = False, channels_last: bool = False) -> None:
         super().__init__()
         self.batch_statistics, self.channels_last = batch_statistics, channels_last
+        self.mode_matters = (
+            False  # a batch norm has met running statistics, which it may leave aside
+        )
         self._last: tuple[Any, ...] | None = None  # the last convolution: output, inputs
 
     def __torch_function__(
@@ -291,7 +294,10 @@ class NativeDoubleBackward(TorchFunctionMode):
         channels = input.shape[1]
         weight = input.new_ones(channels) if weight is None else weight
         bias = input.new_zeros(channels) if bias is None else bias
-        if self.batch_statistics or training or running_mean is None or running_var is None:
+        if training or running_mean is None or running_var is None:
+            return BatchNorm.apply(input, weight, bias, eps)
+        self.mode_matters = True
+        if self.batch_statistics:
             return BatchNorm.apply(input, weight, bias, eps)
         scale = weight * torch.rsqrt(running_var + eps)
         shift = bias - running_mean * scale

@@ -119,6 +119,7 @@ class HessianProduct:
         self.slices = [slice(a, b) for a, b in pairwise([*starts, self.dimension])]
         self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
         self.products = 0
+        self.mode_matters = False
         self.retained = 0  # micro-batches whose graph is retained
         self._first: tuple[float, Tensor] | None = None  # loss and gradient
         self._start = self._weights_now()
@@ -300,6 +301,10 @@ class HessianProduct:
             channels_last=self.device.type == "cpu" and self.dtype == torch.float32,
         )
         stack.enter_context(native)
+        stack.callback(lambda: self._note_mode(native))
+
+    def _note_mode(self, passed: NativeDoubleBackward) -> None:
+        self.mode_matters |= passed.mode_matters
 
     def _build(
         self, index: int, weigh: bool = False

@@ -110,7 +110,8 @@ class Curvature(Probe):
     Attributes:
         modes: BatchNorm with running statistics ("eval"), or with each micro-batch's own
             ("batch-statistics", whose statistics have the suffix ":batch"). They can differ by an
-            order of magnitude.
+            order of magnitude. Of a model without running statistics both are one number, which is
+            measured once, whichever is asked for, and recorded under both names.
         largest, smallest: how many eigenvalues at each algebraic end.
         layers: also the top eigenvalue of each layer's own block.
         probes: products for the trace, whole and per layer; 0 = no trace.
@@ -154,21 +155,26 @@ class CurvatureGauge(ProbeGauge):
             require(count <= most, where, count, f"at most {most}, the model's parameters")
         # Refuse a loss without second derivatives before any unit is trained. Each process checks
         # by itself: a mean over processes would count as traffic. No graph is kept (memory=0).
+        self.ends = {mode: [SUFFIX[mode]] for mode in settings.modes}  # of statistics, by mode
         with context.whole():
             for mode in settings.modes:
                 with suppress(TrainingError):  # a loss that is not finite is reported by the run
-                    HessianProduct(
+                    hessian = HessianProduct(
                         context.model,
                         self.loss,
                         self.batches,
                         mode=mode,
                         memory=0,
                         weight=self.weight,
-                    ).check()
+                    )
+                    hessian.check()
+                    if not hessian.mode_matters:
+                        self.ends = {mode: [*SUFFIX.values()]}
+                        break
 
     def measure(self, epoch: int) -> Reading:
         reading, seed = Reading(), derive_seed(self.context.seed, "curvature", epoch)
-        for mode in self.settings.modes:
+        for mode, ends in self.ends.items():
             hessian = HessianProduct(
                 self.context.model,
                 self.loss,
@@ -180,38 +186,44 @@ class CurvatureGauge(ProbeGauge):
             )
             self._read_eigenvalues(hessian, mode, seed, reading)
             if self.settings.probes:
-                self._read_traces(hessian, mode, seed, reading)
+                self._read_traces(hessian, ends, seed, reading)
             reading.detail[f"products{SUFFIX[mode]}"] = hessian.products
         return reading
 
     def _read_eigenvalues(
         self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading
     ) -> None:
-        s, end = self.settings, SUFFIX[mode]
+        s = self.settings
         options: Any = {"tolerance": s.tolerance, "max_products": s.max_products, "seed": seed}
         start = self.vectors.get(mode)
         pairs = eigenvalues(hessian, largest=s.largest, smallest=s.smallest, start=start, **options)
         if s.warm:
             self.vectors[mode] = pairs.vectors
-        for name, values in (("eigenvalue", pairs.largest), ("eigenvalue_min", pairs.smallest)):
-            for i, value in enumerate(values.tolist(), start=1):
-                if math.isfinite(value):
-                    into.model[f"{name}{end}" if i == 1 else f"{name}{end}_{i}"] = value
-        into.detail[f"eigenvalues{end}"] = {
+        blocks = []
+        if s.layers:
+            found = layer_eigenvalues(hessian, layers=self.context.members, **options)
+            blocks = [float(block.largest[0]) for block in found.values()]
+        for end in self.ends[mode]:
+            for name, values in (("eigenvalue", pairs.largest), ("eigenvalue_min", pairs.smallest)):
+                for i, value in enumerate(values.tolist(), start=1):
+                    if math.isfinite(value):
+                        into.model[f"{name}{end}" if i == 1 else f"{name}{end}_{i}"] = value
+            if s.layers:
+                into.layers[f"eigenvalue{end}"] = blocks
+        into.detail[f"eigenvalues{SUFFIX[mode]}"] = {
             key: [x if math.isfinite(x) else None for x in getattr(pairs, key).tolist()]
             for key in ("largest", "smallest", "residuals")
         } | {"products": pairs.products, "stopped": pairs.stopped}
-        if s.layers:
-            blocks = layer_eigenvalues(hessian, layers=self.context.members, **options).values()
-            into.layers[f"eigenvalue{end}"] = [float(block.largest[0]) for block in blocks]
 
-    def _read_traces(self, hessian: HessianProduct, mode: Mode, seed: int, into: Reading) -> None:
-        end, probes = SUFFIX[mode], self.settings.probes
-        members = self.context.members
+    def _read_traces(
+        self, hessian: HessianProduct, ends: list[str], seed: int, into: Reading
+    ) -> None:
+        members, probes = self.context.members, self.settings.probes
         traces = list(layer_traces(hessian, layers=members, probes=probes, seed=seed).values())
-        into.layers[f"hessian_trace{end}"] = [t.value for t in traces]
-        into.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
-        into.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
+        for end in ends:
+            into.layers[f"hessian_trace{end}"] = [t.value for t in traces]
+            into.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
+            into.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.vectors)

@@ -14,8 +14,10 @@ import pytest
 import torch
 from configs import smoke as config
 from runs import resumed_alike, weights
+from torch import nn
 
 import regimes
+from analysis.paper import figure3
 from analysis.plugins.ladders import ErrorLadder
 from regimes.config import RunConfig
 from regimes.curvature import HessianProduct, eigenvalues
@@ -193,3 +195,51 @@ def test_a_configured_instrument_that_lacks_what_the_policy_needs(tmp_path: Path
     c = small(policy=policy, instruments={"curvature": {"images": 40, "batch": 20}})
     with pytest.raises(ConfigError, match=r"'hessian_trace', which the instrument 'curvature' as"):
         regimes.run(c, tmp_path / "run")
+
+
+MODELS = {  # of two classes of four numbers; has it running statistics?
+    "linear": (lambda: nn.Linear(4, 2), False),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)), False),
+    "dropout": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2)), False),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), True),
+    "without running statistics": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
+        False,
+    ),
+}
+ASKED = {"usual": None, "batch": ["batch-statistics"], "both": ["eval", "batch-statistics"]}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", MODELS)
+def test_without_running_statistics_one_eigenvalue_has_both_names(
+    name: str, asked: str, tmp_path: Path
+) -> None:
+    """So that Figure 3 is drawn; where they are two numbers, the one that is asked for is."""
+    make, apart = MODELS[name]
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    data = x, (x[:, 0] > 0).long()
+    curvature = {"images": 32, "batch": 16, "layers": True, "probes": 2}
+    modes = ASKED[asked]
+    record = regimes.simulate(
+        make,
+        data,
+        data,
+        out=tmp_path / "run",
+        epochs=3,
+        batch_size=8,
+        set={"instruments.curvature": curvature | ({"modes": modes} if modes else {})},
+    )
+    found = {key: record.epochs.get(key) for key in ("eigenvalue", "eigenvalue:batch")}
+    if not apart:
+        assert found["eigenvalue"].tolist() == found["eigenvalue:batch"].tolist()  # type: ignore[union-attr]
+        layers = record.layers
+        assert layers["eigenvalue"].tolist() == layers["eigenvalue:batch"].tolist()
+        assert figure3.agreement([record], 1, 0.5)[0]["n"].tolist() == [1] * 4
+        counted = [key for line in record.details for key in line if key.startswith("products")]
+        assert len(counted) == 3  # one a unit
+        return
+    assert (found["eigenvalue"] is not None) == (asked != "batch")
+    assert (found["eigenvalue:batch"] is not None) == (asked != "usual")
+    if asked == "both":
+        assert found["eigenvalue"].iloc[-1] != found["eigenvalue:batch"].iloc[-1]  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -29,6 +29,7 @@ from regimes.records import Record
 
 WIDTH = 4.8  # inches: letters are legible on a phone
 Against = Literal["epoch", "floats"]
+Records = str | Path | Record | Iterable[str | Path | Record]
 TRAFFIC = Metric("bytes", "MB sent by a worker in an epoch", "MB", "MB", 1e-6)
 SENT = Metric("total_bytes", "MB sent by a worker so far", "MB", "MB", 1e-6)
 FLOATS = Metric("total_floats", "million floats sent so far", "M floats", "M floats", 1e-6)
@@ -37,15 +38,37 @@ BATCH = Metric("batch_size", "batch per worker", "batch", "samples")
 COLUMNS = {metric.name: metric for metric in (TRAFFIC, SENT, FLOATS, PERIOD, BATCH)}
 
 
+@overload
+def plot(
+    records: Records,
+    column: str | None = None,
+    against: Against = "epoch",
+    where: Sequence[str] = (),
+    *,
+    ax: None = None,
+) -> style.Shown: ...
+
+
+@overload
+def plot(
+    records: Records,
+    column: str | None = None,
+    against: Against = "epoch",
+    where: Sequence[str] = (),
+    *,
+    ax: Axes,
+) -> Figure: ...
+
+
 @check_arguments(error=RecordError)
 def plot(
-    records: str | Path | Record | Iterable[str | Path | Record],
+    records: Records,
     column: str | None = None,
     against: Against = "epoch",
     where: Sequence[str] = (),
     *,
     ax: Axes | None = None,
-) -> Figure:
+) -> style.Shown | Figure:
     """Draw runs: one curve per schedule, the mean over seeds with its 95 % interval.
 
     Args:
@@ -59,7 +82,7 @@ def plot(
 
     Returns:
         The figure, with its numbers as ``.data`` and ``.save(path)``, which writes both (see
-        `regimes.plotting.style.Drawing`); with ``ax`` the figure of these axes as it is.
+        `regimes.plotting.style.Shown`); with ``ax`` the figure of these axes as it is.
 
     Raises:
         RecordError: no run, runs with different settings, or a column that they do not have.

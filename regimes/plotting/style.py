@@ -64,14 +64,15 @@ class Shown(Canvas):
     """A figure that Jupyter shows as the last value of a cell, without pyplot.
 
     Attributes:
-        data: the numbers that it shows; None where they are not known.
+        data: the numbers that it shows; empty where they are not known.
     """
 
-    data: pd.DataFrame | None = None
+    data = pd.DataFrame()
 
     def save(self, path: str | Path) -> list[Path]:
         """Write the figure and its numbers, see `Drawing.save`."""
-        return _save_file(self, self.data, Path(path))
+        known = None if self.data.empty else self.data
+        return _save_file(self, known, Path(path))
 
     def _repr_png_(self) -> bytes:
         with theme():

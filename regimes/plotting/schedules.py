@@ -34,6 +34,7 @@ from regimes.statistics import pair_by_seed, t_interval
 DASH = "–"
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)
 ALL_PAIRS = 6  # schedules of which all pairs are compared
+DIGITS = 4  # that are kept of half an interval, and so of its mean
 COLUMNS = ("comparison", "n", "difference", "ci_low", "ci_high", "positive", "traffic_ratio")
 NOTE = (
     "Mean difference over common seeds with its 95 % t interval (of three seeds or more), "
@@ -128,10 +129,12 @@ def compare(
         where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
 
     Returns:
-        One row per comparison: comparison ("a - b"), n (common seeds), difference (mean of the last
-        three epochs' metric, accuracy in percentage points), ci_low, ci_high (95 % t interval; nan
-        of fewer than three seeds), positive (seeds at which a is above b), traffic_ratio (floats of
-        a over those of b, means over the common seeds).
+        One row per comparison: comparison ("a - b"), n (common seeds), difference (of the means of
+        the last three epochs' metric), ci_low, ci_high (95 % t interval; nan of fewer than three
+        seeds), unit (of these three: "points" per cent of an accuracy), positive (seeds at which a
+        is above b), traffic_ratio (floats of a over those of b, means over the common seeds).
+        Differences are rounded to a two-thousandth of half their interval, or without one to six
+        digits of the metric, and ratios to four digits.
 
     Raises:
         RecordError: no or unfinished runs, other settings, no such schedule, or only one.
@@ -140,7 +143,25 @@ def compare(
     if len(by_schedule) < 2:
         raise RecordError(f"only {', '.join(by_schedule)}: name runs of another schedule, too")
     shown, summaries = summarise_reached([run for group in by_schedule.values() for run in group])
-    return tabulate_differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+    exact = tabulate_differences(summaries, pairs_of(list(by_schedule), baseline), shown)
+    most = float(summaries[shown.name].abs().max())
+    rows = pd.DataFrame([_rounded(row, most) for row in exact.to_dict("records")], columns=COLUMNS)
+    rows.insert(COLUMNS.index("ci_high") + 1, "unit", shown.unit)
+    return rows
+
+
+def _rounded(row: Mapping[Any, Any], most: float) -> dict[str, Any]:
+    """A row of `tabulate_differences` with the digits that say something.
+
+    Args:
+        most: the largest metric of all runs.
+    """
+    half = (row["ci_high"] - row["ci_low"]) / 2
+    size, kept = (half, DIGITS) if half > 0 else (most, DIGITS + 2)
+    digits = kept - 1 - math.floor(math.log10(size)) if 0 < size < math.inf else kept
+    ends = ("difference", "ci_low", "ci_high")
+    found = {name: round(row[name], digits) + 0.0 for name in ends}  # + 0.0: no minus before zero
+    return {**row, **found, "traffic_ratio": float(f"{row['traffic_ratio']:.{DIGITS}g}")}
 
 
 def read_given(

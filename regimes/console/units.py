@@ -31,3 +31,13 @@ def interval_text(low: float, high: float, form: str) -> str:
 def p_text(value: float) -> str:
     """p with two digits; empty where there is none."""
     return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def metric_unit(name: str) -> tuple[float, str]:
+    """The factor from a record's unit of a metric to the one that is shown, and what stands behind
+    the number: an accuracy is recorded as a share and shown in per cent.
+
+    >>> metric_unit("accuracy"), metric_unit("bits per byte")
+    ((100.0, ' %'), (1.0, ''))
+    """
+    return (100.0, " %") if name == "accuracy" else (1.0, "")

@@ -12,6 +12,7 @@ from functools import partialmethod
 from typing import Any, Protocol, runtime_checkable
 
 from regimes.console.notebook import Line, in_notebook
+from regimes.console.units import metric_unit
 from regimes.errors import RecordError
 from regimes.job.termination import Terminated
 from regimes.records import Header, Row, number_of_units, unit_name
@@ -30,15 +31,17 @@ class Reporter(Protocol):
 
 
 class CellLine:
-    """One line of progress in a notebook's cell: unit, step, seconds so far and left. It is gone at
-    the end."""
+    """One line of progress in a notebook's cell: run, unit, step, seconds so far and left, and the
+    metric of the unit before. It is gone at the end."""
 
     def start(self, header: Header, rows: list[Row]) -> None:
         self._line, self._began = Line(), time.monotonic()
         self._first: float | None = None  # where training went on, in units
         self._unit = unit_name(header["config"]).partition(" ")[0]
         self._units, self._metric = number_of_units(header), header["metric"]
-        self._last = ""
+        self._last, config = "", header["config"]
+        seed = "" if config.get("seed") is None else f" ({config['seed']})"
+        self._run = f"{config['name']}{seed}"
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         now, spent = epoch + done / steps, time.monotonic() - self._began
@@ -49,14 +52,12 @@ class CellLine:
         if self._units is not None:
             seconds = spent / (now - self._first) * max(0.0, self._units - now)
             left = f", {_in_minutes(seconds)} left"
-        self._line.show(
-            f"{self._unit} {epoch + 1}{of}, step {done} of {steps}: {_in_minutes(spent)}{left}"
-            f"{self._last}"
-        )
+        where = f"{self._run}: {self._unit} {epoch + 1}{of}, step {done} of {steps}"
+        self._line.show(f"{where}: {_in_minutes(spent)}{left}{self._last}")
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
-        value = row["metric"]
-        self._last = "" if value is None else f", {self._metric} {value:.4g}"
+        value, (factor, unit) = row["metric"], metric_unit(self._metric)
+        self._last = "" if value is None else f", {self._metric} {factor * value:.4g}{unit}"
 
     def stop(self, message: str) -> None:
         interrupted = message.startswith(KeyboardInterrupt.__name__)

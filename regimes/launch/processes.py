@@ -19,6 +19,7 @@ from pathlib import Path
 from regimes.collectives.launcher import LOOPBACK, read_launch
 from regimes.config import RunConfig, to_toml
 from regimes.console import stdout
+from regimes.console.units import metric_unit
 from regimes.errors import RegimesError, TrainingError, require
 from regimes.job import termination
 from regimes.job.run_warnings import run_warnings
@@ -39,7 +40,7 @@ def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool) -> No
         return
     record = run(config, out, resume=resume, reporters=[monitoring.terminal_reporter()])
     last, name = record.epochs.iloc[-1], record.header["metric"]
-    unit = " %" if name == "accuracy" else ""
+    unit = metric_unit(name)[1]
     stdout.try_print(
         f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
         f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "

@@ -25,6 +25,7 @@ from urllib.parse import quote
 from regimes.config import RunConfig, override, to_toml
 from regimes.console import stdout
 from regimes.console.tables import Table
+from regimes.console.units import metric_unit
 from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, require
 from regimes.launch import sweep
 from regimes.launch.sweep import Cell, Progress
@@ -71,7 +72,7 @@ class Tuned:
 
     def table(self) -> Table:
         """One row per trial, with the chosen ones marked."""
-        chosen, factor = self.chosen, 100 if self.metric == "accuracy" else 1
+        chosen, (factor, unit) = self.chosen, metric_unit(self.metric)
         rows = [
             (
                 cell,
@@ -84,7 +85,6 @@ class Tuned:
             for cell, trials in self.trials.items()
             for t in trials
         ]
-        unit = " %" if self.metric == "accuracy" else ""
         heads = ("schedule", "values", "of the run", "n", f"validation {self.metric}{unit}", "")
         note = (
             f"mean ± sd over seeds {', '.join(map(str, self.seeds))} of the last {LAST} units; the "

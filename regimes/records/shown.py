@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from regimes.console.units import metric_unit
 from regimes.records.extent import format_progress
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def of_run(run: Record) -> dict[str, Any]:
         "schedule": run.name,
         "seed": run.seed,
         "trained": format_progress(run.header, run.rows, " of "),
-        run.header["metric"]: _last_metric(run),
+        **_metric(run, _last_metric(run)),
         "MB sent by a worker": _sent_megabytes(run),
         "folder": str(run.folder),
     }
@@ -42,9 +43,16 @@ def _of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
         "schedule": name,
         "seeds": len(runs),
         "finished": sum(run.finished for run in runs),
-        runs[0].header["metric"]: math.fsum(ends) / len(ends) if ends else None,
+        **_metric(runs[0], math.fsum(ends) / len(ends) if ends else None),
         "MB sent by a worker": math.fsum(map(_sent_megabytes, runs)) / len(runs),
     }
+
+
+def _metric(run: Record, value: float | None) -> dict[str, float | None]:
+    """A value of the metric, below its name with the unit in which it is shown."""
+    name = run.header["metric"]
+    factor, unit = metric_unit(name)
+    return {f"{name}{unit}": None if value is None else factor * value}
 
 
 def _last_metric(run: Record) -> float | None:

@@ -79,9 +79,11 @@ def test_a_cell_shows_its_training_and_is_empty_at_the_end(
     monkeypatch.setattr(notebook, "AGAIN", 0.0)
     assert [type(one) for one in default_reporters()] == [CellLine]
     record = regimes.run(TINY, tmp_path / "run", resume="auto")
-    assert "epoch 1 of 2, step 1 of " in cell.texts[0]
+    assert f">{TINY.name} ({TINY.seed}): epoch 1 of 2, step 1 of " in cell.texts[0]
     assert "epoch 2 of 2" in cell.texts[-2]
-    assert "accuracy" in cell.texts[-2]
+    assert f", accuracy {100 * record.rows[0]['metric']:.4g} %" in cell.texts[-2]
+    assert f"{100 * record.rows[-1]['metric']:.4g}" in record._repr_html_()
+    assert "accuracy %" in record._repr_html_()
     assert cell.texts[-1] == ""
     # once more, as when a cell is run again
     assert regimes.run(TINY, tmp_path / "run", resume="auto").rows == record.rows

@@ -15,7 +15,7 @@ from regimes.console.notebook import Line, in_notebook
 from regimes.console.units import metric_unit
 from regimes.errors import RecordError
 from regimes.job.termination import Terminated
-from regimes.records import Header, Row, number_of_units, unit_name
+from regimes.records import Header, Row, number_of_units, run_name, unit_name
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,7 @@ class CellLine:
         self._first: float | None = None  # where training went on, in units
         self._unit = unit_name(header["config"]).partition(" ")[0]
         self._units, self._metric = number_of_units(header), header["metric"]
-        self._last, config = "", header["config"]
-        seed = "" if config.get("seed") is None else f" ({config['seed']})"
-        self._run = f"{config['name']}{seed}"
+        self._last, self._run = "", run_name(header["config"])
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         now, spent = epoch + done / steps, time.monotonic() - self._began

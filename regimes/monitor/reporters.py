@@ -23,6 +23,7 @@ from regimes.records import (
     Row,
     count_units,
     number_of_units,
+    run_name,
     sum_sent,
     unit_name,
 )
@@ -188,7 +189,7 @@ class Runs(Curves):
         self.run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "regimes"),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            name=f"{config['name']} seed {config['seed']}",
+            name=run_name(config),
             group=str(self.folder),
             dir=str(self.folder),
             config=config,

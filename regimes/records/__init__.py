@@ -48,6 +48,7 @@ from regimes.records.extent import (
     low_floats,
     number_of_units,
     run_length,
+    run_name,
     share_of_low,
     sum_sent,
     unit_name,

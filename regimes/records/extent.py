@@ -54,6 +54,11 @@ def unit_name(config: Mapping[str, Any]) -> str:
     return f"unit of {steps} steps" if steps else "epoch"
 
 
+def run_name(config: Mapping[str, Any]) -> str:
+    """The schedule and the seed, as a run is called beside others: "low (1)"."""
+    return f"{config['name']} ({config['seed']})"
+
+
 class Exchanges(NamedTuple):
     """How often the layers were exchanged in a unit.
 

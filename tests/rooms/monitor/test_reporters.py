@@ -137,7 +137,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = override(regimes.get_preset("smoke"), [*SHORT, 'reporters=["wandb"]'])
     record = regimes.run(config, tmp_path / "run")
     assert asked["mode"] == "offline"
-    assert (asked["name"], asked["dir"]) == ("accordion seed 0", str(tmp_path / "run"))
+    assert (asked["name"], asked["dir"]) == ("accordion (0)", str(tmp_path / "run"))
     assert asked["config"]["workers"] == 4
     assert asked["exit_code"] == 0
     assert [step for step, _ in logged] == [0, 1]

@@ -76,7 +76,8 @@ def plan(
             show=show,
         )
     paths = found.save()  # before anything is printed: the pipe may be closed
-    print(found)
+    stdout.make_console(highlight=False).print(found.as_table().drawn())
+    print(found.sentence())
     for path in paths:
         if path.suffix in (".png", ".toml"):
             print(path)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from regimes.console.tables import Table
+
 RESTLESS = 0.5  # from which on what steps take here is not sure
 FAR = 2.0  # times the longest probe beyond which a loss is called far from what was measured
 TOO_FAR = 16.0  # beyond which nothing is advised: four doublings, of a curve fitted to few
@@ -197,6 +199,10 @@ class Plan:
 
     def lines(self) -> str:
         """The table in words."""
+        return self.as_table().text()
+
+    def as_table(self) -> Table:
+        """The table, for any width."""
         from regimes.console.tables import Table
 
         rows = [self._line(row) for row in self.table.to_dict("records")]
@@ -209,7 +215,7 @@ class Plan:
             "95 % intervals of the fitted mean over seeds. best: the probability of being the "
             "best. measured: the steps of its longest probe"
         )
-        return Table(heads, rows, note).text()
+        return Table(heads, rows, note)
 
     def _line(self, row: dict) -> tuple[str, ...]:
         if self.by_seconds:

@@ -23,6 +23,7 @@ from statistics import fmean, stdev
 from urllib.parse import quote
 
 from regimes.config import RunConfig, override, to_toml
+from regimes.config.toml import read_value
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.console.units import metric_unit
@@ -172,7 +173,7 @@ def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
     {'optimizer.lr': ['0.1', '0.2'], 'optimizer.decay_epochs': ['[4,8]', '[6,9]']}
 
     Raises:
-        ConfigError: a text without "=", or two of one field.
+        ConfigError: a text without "=", two of one field, or one value twice.
     """
     values: dict[str, list[str]] = {}
     for text in texts:
@@ -182,6 +183,9 @@ def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
         if field in values:
             raise ConfigError(f"--values {text!r}: {field} has values already: give all in one")
         values[field] = re.split(r",(?![^\[{]*[\]}])", several)
+        read = [repr(read_value(value)) for value in values[field]]  # 0.1 and 0.10 are one
+        good = "" not in values[field] and len({*read}) == len(read)
+        require(good, f"--values {field}", several, "values, each once")
     return values
 
 

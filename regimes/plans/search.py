@@ -99,7 +99,9 @@ def read_question(out: Path, question: Mapping[str, Any]) -> Asked | None:
         with budgeted.refuse_damage(out, each.line):
             latest = _prices_of(each.facts) if "prices" in each.facts else latest
             budgeted.expect(latest.keys() == first.keys())
-            budgeted.expect({probe.method for probe in _probes_of(each).values()} <= first.keys())
+            probes = _probes_of(each)
+            budgeted.expect({probe.method for probe in probes.values()} <= first.keys())
+            budgeted.expect([*map(name_probe, probes.values())] == [*each.runs])
             for result in each.results.values():
                 if result is not None:
                     budgeted.as_number(result)
@@ -374,7 +376,9 @@ class Probes:
 def _probes_of(each: Round) -> dict[str, Probe]:
     """The probes of a round, by name."""
     probes = (
-        Probe(m, budgeted.as_whole(n, 1), budgeted.as_number(rate), budgeted.as_whole(seed))
+        Probe(
+            m, budgeted.as_whole(n, 1), budgeted.as_number(rate), budgeted.as_whole(seed, -(2**63))
+        )
         for m, n, rate, seed in each.facts["probes"]
     )
     return dict(zip(each.runs, probes, strict=True))

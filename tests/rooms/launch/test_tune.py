@@ -268,6 +268,12 @@ def test_values_without_an_equals_sign() -> None:
         tune.read_values(["optimizer.lr"])
 
 
+@pytest.mark.parametrize("text", ["0.1,0.1", "0.1,0.2,0.10", ",", "0.1,", "[4,8],[4, 8]", "a,'a'"])
+def test_a_value_that_is_tried_twice_or_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected values, each once"):
+        tune.read_values([f"optimizer.lr={text}"])
+
+
 def test_values_of_a_field_that_has_some() -> None:
     with pytest.raises(ConfigError, match="lr has values already"):
         tune.read_values(["optimizer.lr=0.1,0.2", "optimizer.lr=0.4"])

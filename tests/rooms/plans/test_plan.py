@@ -281,7 +281,9 @@ def test_a_question_of_tuples_is_the_one_in_the_log(tmp_path: Path) -> None:
     asked = {"probe": {"model.widths": (8, 16)}, "seconds": 2}
     facts = {"question": asked, "per_epoch": 3, "prices": {"dense": [1.0, 2.0, 3.0]}}
     facts |= {"rungs": [2.0], "probes": [["dense", 16, 0.0, 0]]}
-    (tmp_path / LOG).write_text(json.dumps({"runs": ["x"], "facts": facts}) + "\n")
+    (tmp_path / LOG).write_text(
+        json.dumps({"runs": ["dense/16 steps/rate +0/seed-0"], "facts": facts}) + "\n"
+    )
     found = read_question(tmp_path, asked)
     assert found is not None
     assert found.per_epoch == 3

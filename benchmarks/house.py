@@ -126,16 +126,10 @@ Rule = Callable[[Sequence[Definition]], list[Definition]]
 
 def family(*roots: str, suffix: str = "", methods: Sequence[str] = ()) -> Rule:
     """Classes of these names, with this end of their name or with all these methods, and all that
-    inherit from one of them; tables of a record (TypedDict) and requests to a world are none."""
+    inherit from one of them; tables of a record (TypedDict) are none."""
 
     def rule(every: Sequence[Definition]) -> list[Definition]:
-        classes = [
-            x
-            for x in every
-            if x.kind == "class"
-            and "TypedDict" not in x.bases
-            and not x.place.startswith("collectives/requests.py")
-        ]
+        classes = [x for x in every if x.kind == "class" and "TypedDict" not in x.bases]
         found = [
             x
             for x in classes

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from benchmarks.harness import Step, peak_memory
 from benchmarks.process_group import processes, run_process
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer

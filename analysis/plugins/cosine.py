@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Traffic
-from regimes.compression.base import Sending, State
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.bucket import Bucket
 from regimes.compression.chunked import Chunk, largest_divisor
 from regimes.compression.kernels import batch_by_shape, cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
@@ -36,32 +37,47 @@ class DCTTopK(Sparsifier):
 
     error_feedback: bool | float = 0.999
     chunk: Chunk = 64
+    one_level: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        bases = [
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        bases = [self._bases(delta) for delta in bucket.deltas]
+        deltas = zip(bucket.deltas, bases, strict=True)
+        blocks = encode([(delta, *basis) for delta, basis in deltas])
+        hosted, sizes = len(blocks[0]), [len(tall) * len(wide) for tall, wide in bases]
+        rows = [block.reshape(-1, size) for block, size in zip(blocks, sizes, strict=True)]
+        indices, values = [], []
+        for row, size, level in zip(rows, sizes, bucket.levels, strict=True):
+            indices.append(in_each(row, num_kept(level, size)))
+            values.append(row.gather(1, indices[-1]))
+        received = comm.gather([x.view(hosted, -1) for x in values])  # each [W, blocks * k]
+        wheres = comm.gather([index.short().view(hosted, -1) for index in indices])
+        entries: list[Any] = []
+        for i, (block, state) in enumerate(zip(blocks, bucket.states, strict=True)):
+            # the first coefficient of each block
+            first = torch.arange(0, block[0].numel(), sizes[i], device=block.device)
+            places = wheres[i].long() + first.repeat_interleave(indices[i].shape[1])
+            weight = 1 / len(received[i])
+            entries.append((places, received[i], weight, block.shape[1:], state))
+        means = scatter_sum(entries)
+        updates = decode([(mean[None], *basis) for mean, basis in zip(means, bases, strict=True)])
+        if bucket.feedback and comm.world.workers == 1:
+            bucket.subtract(updates)
+        elif bucket.feedback:
+            own = [
+                torch.zeros_like(row).scatter_(1, index, value).view(block.shape)
+                for row, index, value, block in zip(rows, indices, values, blocks, strict=True)
+            ]
+            each = zip(own, bases, strict=True)
+            bucket.subtract(decode([(coefficients, *basis) for coefficients, basis in each]))
+        return [update[0] for update in updates]
+
+    def _bases(self, delta: Float[Tensor, "hosted n m"]) -> list[Tensor]:
+        """The bases of the rows and of the columns of a matrix's blocks."""
+        return [
             dct_basis(largest_divisor(size, self.chunk), delta.dtype, delta.device)
             for size in delta.shape[1:]
         ]
-        blocks = yield Batched(encode, delta, *bases)
-        hosted, size = len(delta), len(bases[0]) * len(bases[1])
-        rows = blocks.reshape(-1, size)
-        index = in_each(rows, num_kept(level, size))
-        value = rows.gather(1, index)
-        values = yield Gather(value.view(hosted, -1))  # [W, blocks * k]
-        indices = yield Gather(index.short().view(hosted, -1))
-        first = torch.arange(0, blocks[0].numel(), size, device=delta.device)  # of each block
-        places = indices.long() + first.repeat_interleave(index.shape[1])
-        weight, shape = 1 / len(values), blocks.shape[1:]
-        mean = yield Batched(scatter_sum, places, values, weight, shape, state)
-        update = yield Batched(decode, mean[None], *bases)
-        sent = None
-        if self.error_feedback and len(values) == 1:
-            sent = update
-        elif self.error_feedback:
-            own = torch.zeros_like(rows).scatter_(1, index, value).view(blocks.shape)
-            sent = yield Batched(decode, own, *bases)
-        return update[0], sent
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         size = math.prod(largest_divisor(side, self.chunk) for side in layer.matrix)

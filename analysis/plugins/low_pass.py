@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Mean
-from regimes.compression.base import Sending, State
+from regimes.collectives.comm import Comm
+from regimes.compression.bucket import Bucket
 from regimes.compression.elementwise import Dense
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -22,6 +21,7 @@ class LowPass(Dense):
     nothing: an experiment with the delay of error feedback and without a compressor's selection.
     Of the squared norm of gradient plus residual 1 - (1 - share)^2 is sent."""
 
+    one_level: ClassVar[bool] = False
     usual: ClassVar[Mapping[str, Level]] = {"low": 0.5, "high": 0.1}
 
     def check(self, level: Level) -> None:
@@ -29,6 +29,8 @@ class LowPass(Dense):
         good = level == DENSE or (number and 0 < float(level) <= 1)
         require(good, "level of low-pass", level, 'a share above 0 and at most 1, or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        mean = yield Mean(delta)
-        return mean * float(level), delta * float(level)
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        shares = [float(level) for level in bucket.levels]
+        means = comm.mean(bucket.deltas)
+        bucket.subtract([x * share for x, share in zip(bucket.deltas, shares, strict=True)])
+        return [mean * share for mean, share in zip(means, shares, strict=True)]

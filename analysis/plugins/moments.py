@@ -42,7 +42,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Mean
+from regimes.collectives.comm import signals
 from regimes.compression.sparse import num_kept, top_indices
 from regimes.config import Bounded
 from regimes.config.bounds import Count
@@ -112,7 +112,7 @@ class MomentsGauge(StridedGauge):
         self.mean = self.squares = self.last = torch.zeros(0)
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
-        (mean,) = self.world.ask(Mean(stack))
+        (mean,) = signals(self.world).mean([stack])
         mean = mean.double()
         if not self.steps:
             self.mean, self.squares = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -130,7 +130,7 @@ class MomentsGauge(StridedGauge):
         samples = steps * workers if self.paired else steps
         free = steps * (workers - 1) / workers if self.paired else steps - 1
         shapes = torch.stack([shapes_of(row, sizes) for row in self.last.double()])
-        squares, single = self.world.ask(Mean(self.squares[None]), Mean(shapes))
+        squares, single = signals(self.world).mean([self.squares[None], shapes])
         variance = squares / free if free else torch.full_like(squares, math.nan)
         kind = f"{'worker' if self.paired else 'union'} batch along an epoch"
         mean = self.mean
@@ -155,7 +155,7 @@ class FrozenMomentsGauge(EndOfEpochGauge):
                     flat = gradient(draw, "moments", epoch).double()
                     sums += torch.stack([flat, flat.square()])
                     shapes += shapes_of(flat, sizes)
-        found = world.ask(Mean(sums), Mean(shapes))
+        found = signals(world).mean([sums, shapes])
         (mean, squares), single = (total * (world.processes / count) for total in found)
         variance = ((squares - mean.square()) * (count / (count - 1))).clamp_min(0)
         kind = f"batch of {batch} at the end of an epoch"

@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.capabilities import WORKER_GRADIENTS
-from regimes.collectives.requests import Gather, Traffic
+from regimes.collectives.comm import signals
+from regimes.collectives.layers import Traffic
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
@@ -135,7 +136,7 @@ class RivalsGauge(StatelessGauge):
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         stacked = stack
         if self.world.processes > 1:
-            (stacked,) = self.world.ask(Gather(stack))
+            (stacked,) = signals(self.world).gather([stack])
         parts = stacked.split([layer.size for layer in self.layers], dim=1)
         gradients = [p.view(-1, *x.shape) for p, x in zip(parts, self.layers, strict=True)]
         mean = stacked.double().mean(0).cpu()

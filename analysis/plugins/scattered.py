@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from regimes.capabilities import MODULE_PARTS
-from regimes.collectives.requests import Gather, Layer, Traffic
-from regimes.compression.base import Compressor, Sending, State
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import Bucket, State
 from regimes.compression.pieces import make_pieces
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import Level
@@ -39,17 +40,24 @@ class ScatteredMean(QuantisedScatter):
     def requires(self) -> frozenset[str]:
         return super().requires - {MODULE_PARTS}
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        hosted, workers, rows = len(delta), state.workers, delta.shape[1]
-        part = -(-rows // workers)  # rows of each owner; FSDP2 pads with zeros
-        padded = torch.nn.functional.pad(delta, (0, 0, 0, workers * part - rows))
-        parts = padded.reshape(hosted, workers, -1)
-        pieces = make_pieces(Layer("", parts.shape[1:]).row, int(level), self.block, delta.dtype)
-        total = yield from self.send_parts(parts, state, pieces)
-        means = yield Gather(total / workers)
-        if self.error_feedback:  # parts is what was not sent
-            delta.copy_(parts.view(padded.shape)[:, :rows])
-        return means.view(workers * part, -1)[:rows], None
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        workers, padded, parts, pieces = comm.world.workers, [], [], []
+        for delta in bucket.deltas:
+            rows = -(-delta.shape[1] // workers)  # of each owner; FSDP2 pads with zeros
+            missing = workers * rows - delta.shape[1]
+            padded.append(torch.nn.functional.pad(delta, (0, 0, 0, missing)))
+            parts.append(padded[-1].reshape(len(delta), workers, -1))
+            row = Layer("", tuple(parts[-1].shape[1:])).row
+            pieces.append(make_pieces(row, int(bucket.level), self.block, delta.dtype))
+        sums = self.sum_parts(parts, bucket.states, pieces, comm)
+        means = comm.gather([total / workers for total in sums])
+        if bucket.feedback:  # parts are what was not sent
+            for delta, left, whole in zip(bucket.deltas, parts, padded, strict=True):
+                delta.copy_(left.view(whole.shape)[:, : delta.shape[1]])
+        return [
+            mean.view(-1, delta.shape[2])[: delta.shape[1]]
+            for mean, delta in zip(means, bucket.deltas, strict=True)
+        ]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The codes of other owners' rows, and the means of a part to all."""
@@ -58,4 +66,4 @@ class ScatteredMean(QuantisedScatter):
         codes = super().traffic(Layer(layer.name, (workers, part)), level, workers, itemsize)
         return codes + Traffic(workers * part, part * itemsize)
 
-    reduce, cost = Compressor.reduce, Compressor.cost  # of whole layers
+    cost = Compressor.cost  # of whole layers

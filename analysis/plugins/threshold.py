@@ -13,11 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Traffic
-from regimes.compression.base import Compressor, Sending, State, Unit
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.base import Compressor, Unit
+from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import on_gpu
 from regimes.compression.sparse import scatter_sum
 from regimes.config import DENSE, Level
@@ -39,6 +41,7 @@ class Threshold(Compressor):
     """
 
     residual: Unit = "update"
+    one_level: ClassVar[bool] = False
     data_dependent: ClassVar[bool] = True
 
     @property
@@ -50,24 +53,44 @@ class Threshold(Compressor):
         good = level == DENSE or (number and 0 < float(level) < float("inf"))
         require(good, "level of threshold", level, 'a movement above 0, or "dense"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat = delta.flatten(1)
-        large = flat.abs() * (state.rate / state.scale) >= float(level)
-        own_counts, places_of = _locate_chosen(large)
-        counts = yield Gather(own_counts)  # [W]
-        max_count = yield Batched(_largest_counts, counts)
-        if not max_count:
-            return state.buffer(delta.shape[1:], delta).zero_(), None
-        ordinals = torch.arange(1, max_count + 1, dtype=torch.int32, device=flat.device)
-        padding = ordinals > own_counts[:, None]
-        places = places_of(ordinals).masked_fill_(padding, 0)
-        values = yield Gather(flat.gather(1, places).masked_fill_(padding, 0))  # [W, max_count]
-        indices = yield Gather(places.int())
-        weight, shape = 1 / len(values), delta[0].shape
-        update = yield Batched(scatter_sum, indices, values, weight, shape, state)
-        if self.error_feedback:
-            flat.masked_fill_(large, 0)
-        return update, None
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        flat, states = bucket.flat, bucket.states
+        large = [
+            row.abs() * (state.rate / state.scale) >= float(level)
+            for row, state, level in zip(flat, states, bucket.levels, strict=True)
+        ]
+        located = [_locate_chosen(row) for row in large]
+        counts = comm.gather([own for own, _ in located])  # each [W]
+        most = _largest_counts(counts)
+        some = [i for i, count in enumerate(most) if count]
+        chosen, places = [], []
+        for i in some:
+            own, places_of = located[i]
+            ordinals = torch.arange(1, most[i] + 1, dtype=torch.int32, device=flat[i].device)
+            padding = ordinals > own[:, None]
+            places.append(places_of(ordinals).masked_fill_(padding, 0))
+            chosen.append(flat[i].gather(1, places[-1]).masked_fill_(padding, 0))
+        shares = [{bucket.layers[i]: most[i]} for i in some]
+        updates = [
+            state.buffer(x.shape[1:], x) for state, x in zip(states, bucket.deltas, strict=True)
+        ]
+        shapes = [delta.shape[1:] for delta in bucket.deltas]
+        if some:
+            values = comm.gather(chosen, shares)  # each [W, count]
+            indices = comm.gather([place.int() for place in places], shares)
+            weight = 1 / comm.world.workers
+            entries = [
+                (index, value, weight, shapes[i], states[i])
+                for i, index, value in zip(some, indices, values, strict=True)
+            ]
+            for i, update in zip(some, scatter_sum(entries), strict=True):
+                updates[i] = update
+        for i in {*range(len(flat))} - {*some}:
+            updates[i].zero_()
+        if bucket.feedback:
+            for row, sent in zip(flat, large, strict=True):
+                row.masked_fill_(sent, 0)
+        return updates
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The upper bound: all coordinates of all workers, and how many each sends."""
@@ -98,7 +121,7 @@ def _locate_chosen(
     return counts, search_places
 
 
-def _largest_counts(entries: Sequence[tuple[Int32[Tensor, " workers"]]]) -> list[int]:
+def _largest_counts(counts: Sequence[Int32[Tensor, " workers"]]) -> list[int]:
     """The largest count of each layer. A sync point, the only one of a step for each bucket: counts
     are values, and they are the sizes of the next messages, which the host must know."""
-    return torch.stack([counts.max() for (counts,) in entries]).tolist()
+    return torch.stack([of_layer.max() for of_layer in counts]).tolist()

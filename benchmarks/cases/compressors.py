@@ -20,8 +20,8 @@ from benchmarks.cases.powersgd import Bucket, torch_hook
 from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
 from benchmarks.large import gpt2
 from benchmarks.process_group import added, processes, run_process
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Limits, Row, Step, interleaved
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.powersgd import PowerSGD

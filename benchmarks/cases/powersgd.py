@@ -22,8 +22,8 @@ from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
 from benchmarks.process_group import added, processes, run_process
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Limits, Row, Step, compare, interleaved, resnet18
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK, num_kept

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import NO_LAYER, Traffic
+from regimes.collectives.layers import NO_LAYER, Traffic
 
 _KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
+_ORDER = (*_KINDS, "exchange", "scatter", "weights", "sum", "join")  # in a record
 
 
 @dataclass
@@ -115,7 +116,9 @@ class Meter:
 
     def take_counts(self) -> Meter:
         """Return the counts so far and start again from zero."""
-        taken = Meter(self.dtype, self.workers, self.layers, self.calls, self.sent, self.dense)
+        # in one order, whichever was asked for first: a record has the same bytes everywhere
+        calls = {kind: self.calls[kind] for kind in _ORDER if kind in self.calls}
+        taken = Meter(self.dtype, self.workers, self.layers, calls, self.sent, self.dense)
         fresh = Meter(self.dtype, self.workers)
         self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
         self.dense = fresh.dense

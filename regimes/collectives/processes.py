@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regimes.collectives.faults import Faults
+from regimes.collectives.layers import NO_LAYER, Shard, Traffic
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
-from regimes.collectives.requests import NO_LAYER, JoinShards, Shard, Traffic
 from regimes.collectives.world import World, by_type, overwrite
 
 _SIGNS = re.compile(r"gloo|nccl|connection|timed out", re.IGNORECASE)  # of a collective of FSDP2
@@ -169,19 +169,20 @@ class ProcessWorld(World):
                 shares[i] = piece.view(n, -1)[:, : here.stop - here.start]
         return [shares[i] for i in range(len(tensors))]
 
-    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
+    def join_shards(
+        self, parts: list[Tensor], chunks: Sequence[int], sizes: Sequence[int]
+    ) -> list[Tensor]:
         if self.within is None:
-            return super().join_shards(parts)
+            return super().join_shards(parts, chunks, sizes)
         joined: dict[int, Tensor] = {}
-        tensors = [part.tensor for part in parts]
-        for ids in by_type(tensors):
-            chunks = [parts[i].chunk for i in ids]
-            mine = torch.cat([_pad_to(tensors[i], parts[i].chunk) for i in ids])
+        for ids in by_type(parts):
+            mine = torch.cat([_pad_to(parts[i], chunks[i]) for i in ids])
             everyone = mine.new_empty((self.shards, len(mine)))
             self._wait_for(self.within.all_gather, everyone.view(-1), mine)
-            for i, piece in zip(ids, everyone.split(chunks, dim=1), strict=True):
-                joined[i] = piece.reshape(-1)[: parts[i].size]
-        return [joined[i] for i in range(len(tensors))]
+            pieces = everyone.split([chunks[i] for i in ids], dim=1)
+            for i, piece in zip(ids, pieces, strict=True):
+                joined[i] = piece.reshape(-1)[: sizes[i]]
+        return [joined[i] for i in range(len(parts))]
 
     def add_shards(self, tensor: Tensor) -> Tensor:
         return tensor if self.within is None else self.sum_over(self.within, tensor.clone())

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.requests import Shard
+from regimes.collectives.layers import Shard
 from regimes.errors import ConfigError
 
 

@@ -1,9 +1,9 @@
 """W logical workers hosted by P processes; here by one, or by processes without a group.
 
-Everything that crosses workers goes through a ``World`` and is counted there. A world of one
-process answers requests with plain tensor means; ``regimes.collectives.processes`` answers the
-same requests among processes, so that on any P a run is the same but for rounding: equal to 1e-12
-in float64, equal in distribution in float32.
+Everything that crosses workers goes through a ``World``, and ``regimes.collectives.comm`` counts
+it. A world of one process computes plain means of tensors; ``regimes.collectives.processes`` has
+the same methods among processes, so that on any P a run is the same but for rounding: equal to
+1e-12 in float64, equal in distribution in float32.
 """
 
 from __future__ import annotations
@@ -18,20 +18,8 @@ import torch
 from torch import Tensor
 
 from regimes.collectives import agreement
-from regimes.collectives.driving import KIND, run_in_lockstep, run_one_by_one
+from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.meter import Meter
-from regimes.collectives.requests import (
-    MARKS,
-    NO_LAYER,
-    Collective,
-    JoinShards,
-    Layer,
-    Mean,
-    Program,
-    Request,
-    SumShards,
-    mean_of_sums,
-)
 from regimes.errors import ConfigError, require
 
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
@@ -62,12 +50,12 @@ class World:
         workers: W, fixed by the run's configuration.
         processes, rank: P and this process's place among them: one replica's after the other.
         hosted: the workers of this process, consecutive ones.
-        meter: the traffic so far, except in ``ask_apart``.
-        instruments: the traffic of ``ask_apart``.
+        meter: the traffic so far, except within ``counting_apart``.
+        instruments: the traffic within ``counting_apart``.
         shards, shard: how many processes hold one worker together, each some rows of every layer,
             and which one this is.
         divided: layers are also divided among processes of another group (tensor parallel).
-        lockstep: programs run round by round, so that a round of all travels as one collective.
+        lockstep: something travels, so that layers are exchanged together, not one by one.
     """
 
     lockstep = False
@@ -110,97 +98,10 @@ class World:
         """Who divides the batches of an evaluation: the processes."""
         return Evaluators(self.processes, self.rank, self.gather_object)
 
-    # -- requests ----------------------------------------------------------------------------
-
-    def run_programs(
-        self,
-        programs: Sequence[Program | Mean],
-        layers: Sequence[int | Sequence[int]],
-        *,
-        signal: bool = False,
-        batched: bool = False,
-    ) -> list[Tensor]:
-        """Run generators to their end; return their results.
-
-        Between processes they run in lockstep: in each round all ``Mean`` requests of a type travel
-        as one collective, all ``Gather`` requests as one, and all ``Exchange`` requests as one.
-        Programs and layers have the same order on all processes, and so have the collectives. A
-        world of one process has nothing to send and runs one generator after the other, so that a
-        layer stays in the cache; it counts the same collectives.
-
-        Args:
-            programs: generators that yield requests and return a tensor; or a mean, which is its
-                own result: a generator costs more than the mean of a small tensor.
-            layers: the layer index that each one's traffic is counted for, or ``NO_LAYER``; of a
-                program for several layers, theirs. ``MARKS`` are not counted.
-            signal: these are a detector's statistics: bytes, but no floats of the paper's count.
-            batched: join ``Batched`` requests, in lockstep in any world. For a GPU: on a CPU all
-                layers would pass through the cache once for each kernel.
-        """
-        collectives = set()  # the round, the kind, and the type that travels
-
-        def count(i: int, request: Collective, turn: int) -> str:
-            tensor, kind = request.tensor, KIND[type(request)]
-            if layers[i] == MARKS:
-                return kind
-            convention = layers[i] != NO_LAYER and not signal
-            if isinstance(request, SumShards | JoinShards):
-                self.meter.count_within(kind, tensor)
-            else:
-                self.meter.count_request(layers[i], kind, tensor, convention, request.sizes)
-            as_bytes = kind in ("gather", "exchange", "scatter")
-            collectives.add((turn, kind, torch.uint8 if as_bytes else tensor.dtype))
-            return kind
-
-        if batched or self.lockstep:
-            results = run_in_lockstep(programs, self._answer_requests, count, batched)
-        else:
-            results = run_one_by_one(programs, self._answer_requests, count)
-        made = [kind for _, kind, _ in collectives]
-        for kind in KIND.values():  # a set's order, and so a record's bytes, differ between runs
-            if kind in made:
-                self.meter.calls[kind] = self.meter.calls.get(kind, 0) + made.count(kind)
-        return results
-
-    def _answer_requests(self, kind: str, requests: Sequence[Any]) -> list[Tensor]:
-        """Answers to requests of one kind."""
-        if kind == "join":
-            return self.join_shards(requests)
-        collectives = {
-            "mean": self.mean_over_workers,
-            "gather": self.all_gather,
-            "exchange": self.all_to_all,
-            "scatter": self.all_to_all,
-            "sum": self.sum_shards,
-        }
-        return collectives[kind]([request.tensor for request in requests])
-
-    def ask(self, *requests: Request, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """Answers to an instrument's requests, which travel in one round.
-
-        Args:
-            layers: which layer each is counted for; default none.
-        """
-        programs = [_as_program(request) for request in requests]
-        return self.run_programs(programs, layers or [NO_LAYER] * len(programs), signal=True)
-
-    def ask_apart(self, *requests: Request) -> list[Tensor]:
-        """``ask`` for an instrument that only watches: a job without it would send none of this,
-        so it is counted in ``instruments``."""
-        with self._counting_apart():
-            return self.ask(*requests)
-
-    def mean_apart(self, flat: Tensor) -> Tensor:
-        """The mean of ``[n]`` over all processes, also those that hold one worker together; counted
-        as in ``ask_apart``."""
-        if self.shards == 1:
-            return self.ask_apart(Mean(flat[None]))[0]
-        with self._counting_apart():
-            sums = mean_of_sums(flat[None], self.shards)
-            return self.run_programs([sums], [NO_LAYER], signal=True)[0] / self.shards
+    # -- collectives: `Comm` counts what it asks of them ------------------------------------------
 
     @contextlib.contextmanager
-    def _counting_apart(self) -> Iterator[None]:
+    def counting_apart(self) -> Iterator[None]:
         """Count in ``instruments``."""
         own, self.meter = self.meter, self.instruments
         try:
@@ -250,9 +151,12 @@ class World:
         """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``."""
         return tensors
 
-    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
-        """The parts of all shards of a worker, end to end: each ``[part] -> [size]``."""
-        return [part.tensor for part in parts]
+    def join_shards(
+        self, parts: list[Tensor], chunks: Sequence[int], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """The parts of all shards of a worker, end to end: each ``[part] -> [size]``; the first
+        shard's part has ``chunk`` numbers."""
+        return parts
 
     def add_shards(self, tensor: Tensor) -> Tensor:
         """A small tensor's sum over the shards of a worker, the same on each."""
@@ -345,7 +249,3 @@ def overwrite(tensors: Sequence[Tensor], flat: Tensor) -> None:
 def _joins_others(tensor: Tensor) -> bool:
     """Is a launch for its mean alone dearer than copying it next to others?"""
     return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW
-
-
-def _as_program(request: Request) -> Program:
-    return (yield request)

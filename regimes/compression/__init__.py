@@ -1,6 +1,7 @@
 """Compressors: one contract (``base``), one file per family, and the names that select them."""
 
-from regimes.compression.base import Compressor, State
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import State
 from regimes.config import Registry
 
 REGISTRY = Registry(
@@ -17,7 +18,7 @@ REGISTRY = Registry(
         "quantised-all-reduce": "regimes.compression.all_reduce:QuantisedAllReduce",
         "cast": "regimes.compression.elementwise:Cast",
     },
-    has=("linear", "check", "reduce", "cost"),
+    has=("linear", "check", "exchange", "cost"),
 )
 
 

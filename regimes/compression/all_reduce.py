@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Exchange, Gather, Layer, Traffic
-from regimes.compression.base import SendingTogether, State, numbers_of
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.bucket import Bucket
 from regimes.compression.codes import (
     Added,
     Rows,
@@ -57,14 +58,12 @@ class QuantisedAllReduce(Rounding):
         good = level in (DENSE, 4, 8) and not isinstance(level, bool)
         require(good, "level of quantised-all-reduce", level, '4 or 8 (bits), or "dense"')
 
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        first, bits, hosted, count = states[0], int(level), len(deltas[0]), states[0].workers
-        # ``deltas`` may be of 16 bits; scales and sums are not
-        exact = torch.promote_types(deltas[0].dtype, torch.float32)
-        plan = make_layout(tuple(numbers_of(deltas)), count, self.block)
-        flat = [delta.flatten(1) for delta in deltas]
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        flat, states, bits = bucket.flat, bucket.states, int(bucket.level)
+        first, hosted, count = states[0], len(flat[0]), states[0].workers
+        # the deltas may be of 16 bits; scales and sums are not
+        exact = torch.promote_types(flat[0].dtype, torch.float32)
+        plan = make_layout(tuple(bucket.sizes), count, self.block)
         # [L, W, width], first the numbers, then their rounded values, in the end the update
         values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
         rows: Rows = Spread(plan, flat, exact)
@@ -79,9 +78,10 @@ class QuantisedAllReduce(Rounding):
         wire = encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
-        received = yield Exchange(wire, [count * size for size in sizes])  # [L, W, bytes]
+        all_parts = bucket.shares([count * size for size in sizes])
+        (received,) = comm.all_to_all([wire], all_parts)  # [L, W, bytes]
         if hosted == count:  # of which each worker's values are here
-            mean = values[0].clone() if self.error_feedback else values[0]
+            mean = values[0].clone() if bucket.feedback else values[0]
             for worker in range(1, count):
                 mean += values[worker]
             if count > 1:
@@ -89,10 +89,10 @@ class QuantisedAllReduce(Rounding):
         else:
             received = plan.with_gaps(received, bits, packed)
             mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
-        kept = torch.empty_like(mean) if self.error_feedback else mean
+        kept = torch.empty_like(mean) if bucket.feedback else mean
         wire = quantise_rows(mean, bits, self.block, of_means, kept)
-        parts = yield Gather(plan.without_gaps(wire, bits), sizes)  # [W, bytes]
-        if self.error_feedback:  # the owner of a part keeps what rounding its mean has lost
+        (parts,) = comm.gather([plan.without_gaps(wire, bits)], bucket.shares(sizes))  # [W, bytes]
+        if bucket.feedback:  # the owner of a part keeps what rounding its mean has lost
             for row in range(hosted):
                 lost = mean[row].sub_(kept[row])
                 values[row, first.first_worker + row] -= count * lost
@@ -105,7 +105,7 @@ class QuantisedAllReduce(Rounding):
         # of one worker its rounded values are not needed any more
         whole = values[0] if hosted == 1 else torch.empty_like(update)
         whole = whole.view(1, -1)[:, : sum(plan.sizes)]
-        return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)], None
+        return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The parts of other owners to them, and the mean of one part to all. In floats only the

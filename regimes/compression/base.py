@@ -1,21 +1,17 @@
-"""The contract of a compressor: turn worker gradients into one shared update.
+"""The contract of a compressor: `Compressor.exchange` turns worker gradients into shared updates.
 
-``send`` is a generator that yields requests (``collectives.requests``) and receives their results;
-``World.run_programs`` sends the requests of a bucket's layers together. Gradients carry a leading
-axis of hosted workers, ``[L, n, m]``: a convolution is viewed as ``[out, in * kh * kw]`` (PowerSGD,
-section 3).
-Error feedback (Stich & Karimireddy, 2019) and the level "dense" are handled here for all.
+It is given a `Bucket`, what several layers have to send, and a `Comm`, which reaches the other
+workers: W simulated ones in this process, or those of other processes. Error feedback (Stich &
+Karimireddy, 2019) and the level "dense" are handled around it (``compression.reducer``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,102 +20,14 @@ from regimes.capabilities import (
     GRADIENT_UNIT,
     LEARNING_RATE,
 )
-from regimes.collectives.requests import Batched, Layer, Mean, Program, Request, Shard, Traffic
-from regimes.compression.answers import check_send, check_sent, sample_evenly
-from regimes.compression.kernels import Workspace, add_, add_apart, clone, sub_
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.bucket import Bucket, State
+from regimes.compression.kernels import add_, add_apart, clone
 from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
-from regimes.seeding import Seed, derive_seed
 
 Unit = Literal["gradient", "update"]  # of a residual
-Sending = Generator[Request, Any, tuple[Tensor, Tensor | None]]
-SendingTogether = Generator[Request, Any, tuple[Sequence[Tensor], Tensor | None]]
-
-
-@dataclass
-class State(Workspace):
-    """A layer's memory between steps. Every field but the residual is the same on all workers.
-
-    Attributes:
-        key: the layer's stream key: (seed, layer name). Identity, not memory.
-        first_worker: which worker the first hosted row belongs to. Identity, not memory.
-        workers: how many send. Identity, not memory.
-        hosted: the workers of the rows, where these draw no numbers of their own; None: the
-            consecutive ones from ``first_worker``. Identity, not memory.
-        shard: which rows of the layer are here; None: all. Identity, not memory.
-        step: how often this layer has been sent.
-        rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
-            updates are in units of the weights.
-        scale: what the gradient of this step was multiplied by, with the loss (a GradScaler's).
-            Where a residual is saved, it is divided by it.
-        residual_rate: the learning rate at which the residual is a movement of the weights; None:
-            it is a gradient, which counts at the rate of the step that sends it.
-        residual: what each hosted worker has not sent yet; None: nothing.
-    """
-
-    key: tuple[int, str]
-    first_worker: int = 0
-    workers: int = field(default=1, kw_only=True)
-    hosted: Sequence[int] | None = field(default=None, kw_only=True)
-    shard: Shard | None = None
-    step: int = 0
-    rate: float = 1.0
-    scale: float = 1.0
-    residual_rate: float | None = None
-    residual: Float[Tensor, "hosted n m"] | None = None
-
-    @property
-    def residual_unit(self) -> float:
-        """What the residual is multiplied by, beside the scale that a hook keeps of each layer."""
-        return 1.0
-
-    def rescale_residual(self, ratio: float) -> None:
-        """The residual is multiplied by ``ratio`` times ``residual_unit``."""
-
-    def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
-        """Seeds of this step's random numbers for a purpose, one for each of some workers, or one
-        that all share. In a step that is captured they are places on the device (``SeedTable``)."""
-        tails = [()] if workers is None else [(worker,) for worker in workers]
-        return self._seeds([partial(self._seed, what, *tail) for tail in tails])
-
-    def own_seeds(self, what: str, hosted: int) -> list[Seed]:
-        """`seeds` of the workers of so many rows."""
-        first = self.first_worker
-        return self.seeds(what, self.hosted or range(first, first + hosted))
-
-    def _seed(self, what: str, *tail: int) -> int:
-        return derive_seed(*self.key, what, self.step, *tail)
-
-    def twin(self) -> State:
-        """A state that shares no memory with this one but the residual, the buffer and what is no
-        tensor; ``copy.copy`` takes ten times as long. Where the next residual goes is not taken
-        over: it may be the memory of this one's."""
-        other = object.__new__(type(self))
-        own = vars(other)
-        own.update(vars(self))
-        if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
-            for name in own.keys() - _PLAIN:
-                if isinstance(value := own[name], Tensor):
-                    own[name] = value.clone()
-        for name in ("_buffer", "_checked", "_table"):
-            if (value := getattr(self, name, None)) is not None:
-                setattr(other, name, value)
-        return other
-
-    def shared_state(self) -> dict[str, Any]:
-        """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "workers", "hosted", "shard", "scale", "residual")
-        return {name: value for name, value in vars(self).items() if name not in own}
-
-    def load_shared_state(
-        self, shared: Mapping[str, Any], device: torch.device | None = None
-    ) -> None:
-        """The inverse; moves tensors to ``device``."""
-        for name, value in shared.items():
-            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
-
-
-_PLAIN = frozenset(field.name for field in fields(State))  # of these the residual alone is a tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +45,17 @@ class Compressor(Bounded, ABC):
             unit than its trunk, its first step adds what the trunk's next step would have added.
         reads_rate: the result depends on the learning rate, which the reducer must know.
         data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
-        replayable: a CUDA graph may replay ``send``. The kernels that it launches must then depend
-            on nothing but the level, the hyper-parameters and the fields of the state without
-            ``step`` and ``rate``; random numbers take their seeds from ``State.seeds``. Fields are
-            tensors, numbers or text.
+        replayable: a CUDA graph may replay ``exchange``. The kernels that it launches must then
+            depend on nothing but the level, the hyper-parameters and the fields of the state
+            without ``step`` and ``rate``; random numbers take their seeds from ``State.seeds``.
+            Fields are tensors, numbers or text.
         linear: the update depends on the workers' gradients through their mean alone, residuals
             included; such a compressor may be given that mean in place of all gradients.
         propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
             not finite either.
-        takes_bucket: it is an `InBuckets`: ``send_bucket`` is given several layers.
+        one_level: ``exchange`` is given layers at one level, and as many as are worth a kernel that
+            takes them at once. Without it the layers of a bucket come at any levels, and in a world
+            of one process on a CPU one by one, because a layer then stays in the cache.
         in_place: the next residual may be computed in the memory of the present one, which is in
             units of the step's ``scale``. Without it the compressor leaves the present one as it
             is, and keeps its unit.
@@ -166,7 +76,7 @@ class Compressor(Bounded, ABC):
     propagates_nonfinite: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     joins_shards: ClassVar[bool] = False
-    takes_bucket: ClassVar[bool] = False
+    one_level: ClassVar[bool] = True
     phases: ClassVar[int] = 1
     usual: ClassVar[Mapping[str, Level]] = {}
     memory: ClassVar[type[State]] = State
@@ -218,23 +128,32 @@ class Compressor(Bounded, ABC):
         why = "what it launches depends on values, or its class does not say replayable"
         return {CAPTURED_STEPS: why}
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "send" in vars(cls) and "exchange" not in vars(cls):
+            raise ConfigError(
+                f"the compressor {cls.__name__} has a generator `send`, which has become the plain "
+                "method exchange(bucket, comm): see docs/how-to/compressor.md"
+            )
+
     @abstractmethod
     def check(self, level: Level) -> None:
         """Raise ConfigError unless ``level`` is one of this compressor's (or "dense")."""
 
     @abstractmethod
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        """Ask for collectives; return ``(update [n, m], sent [L, n, m] or [n, m])``.
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        """Send what the layers of a bucket have to send; returns each layer's update, the numbers
+        of ``[n, m]`` in any shape, the same on all workers.
 
-        ``sent`` is what each worker's ``delta`` has contributed; the rest becomes its residual.
-        With error feedback ``send`` may subtract it from ``delta`` itself and return None.
-        Otherwise ``delta`` must be left as it is; ``state`` may change except for its residual.
+        With error feedback (``bucket.feedback``) what was sent must be taken out of
+        ``bucket.deltas``: `Bucket.subtract`, or in place. Without it they must be left as they are.
+        Memories (``bucket.states``) may change except for their residuals.
         """
 
     @abstractmethod
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """What ``send`` passes to the collectives in one step of one layer. A run compares it with
-        what was sent, once at each level."""
+        """What ``exchange`` passes to the collectives in one step of one layer. A run compares it
+        with what was sent, once at each level."""
 
     def phase(self, state: State) -> int:
         """The kind of the step that a layer has just taken, below ``phases``."""
@@ -247,46 +166,33 @@ class Compressor(Bounded, ABC):
             name = f"{name}/{shard.index}"  # shards draw different random numbers
         return self.memory((seed, name), first_worker)
 
-    def reduce(self, grad: Float[Tensor, " hosted *shape"], state: State, level: Level) -> Program:
-        """Error feedback around ``send``; returns the update, ``[*shape]``.
-
-        ``grad`` is left as it is. The residual survives every change of level. At "dense" it is
-        sent in full and is then zero. Without error feedback, at this level alone, it is added to
-        one more gradient; what is not sent of the two is dropped.
-        """
-        if state.shard is not None and not grad.numel() and not self.joins_shards:
-            return grad[0]  # no row of the layer is here
-        delta = grad.flatten(2) if grad.ndim > 2 else grad
-        if (work := self._add_residual(delta, state, level)) is not None:
-            # batched with the bucket's other layers
-            delta = state.residual = yield Batched(work[0], *work[1])
-        state.step += 1
-        if level == DENSE:
-            update = yield Mean(delta)
-            state.residual = None
-        else:
-            update, sent = yield from self._checked_send(delta, state, level)
-            if not self.error_feedback:
-                state.residual = None  # of another level: it was added to delta
-            elif sent is not None:
-                yield Batched(sub_, delta, sent)  # delta is the residual: what remains is unsent
-        return update.view(grad.shape[1:])
-
-    def _add_residual(
-        self, delta: Tensor, state: State, level: Level
-    ) -> tuple[Callable[..., Sequence[Tensor]], tuple[Any, ...]] | None:
-        """What a kernel computes before ``send``, which is the next residual: decay x residual +
-        gradient, or a copy of the gradient. None: there is no error feedback."""
-        if state.residual is not None:
+    def add_residual(self, gradients: Sequence[Tensor], states: Sequence[State]) -> list[Tensor]:
+        """What layers have to send: decay x residual + gradient, ``[L, n, m]``, which is the next
+        residual. Without error feedback it is the gradient itself, and a residual of another level
+        is added to one gradient."""
+        deltas = [x.flatten(2) if x.ndim > 2 else x for x in gradients]
+        old = {i: state for i, state in enumerate(states) if state.residual is not None}
+        if old:
             # At any level, dense too: after a change of level the old residual is still unsent.
-            # In place on the residual, never on grad, which instruments read afterwards; neither
-            # has an autograd graph that in-place arithmetic would break.
-            decay = float(self.error_feedback or True) * self._rescale(state)
-            return add_, (state.residual, delta, decay, state.room)
-        if self.error_feedback and level != DENSE:
-            self.begin_residual(state)
-            return clone, (delta,)
-        return None
+            # In place on the residual, never on the gradient, which instruments read afterwards;
+            # neither has an autograd graph that in-place arithmetic would break.
+            decay = float(self.error_feedback or True)
+            # of layers that come at one level the residuals may be parts of a whole bucket's
+            add = add_apart if self.one_level else add_
+            entries = [
+                (cast(Tensor, x.residual), deltas[i], decay * self._rescale(x), x.room)
+                for i, x in old.items()
+            ]
+            for (i, state), delta in zip(old.items(), add(entries), strict=True):
+                deltas[i] = state.residual = delta
+        if self.error_feedback and (new := [i for i in range(len(states)) if i not in old]):
+            for i, delta in zip(new, clone([(deltas[i],) for i in new]), strict=True):
+                self.begin_residual(states[i])
+                deltas[i] = states[i].residual = delta
+        return deltas
+
+    def before_dense(self, state: State) -> None:
+        """A layer's next step sends it uncompressed, with its residual."""
 
     def begin_residual(self, state: State) -> None:
         """A residual that this step leaves, where there was none, has the unit of its rate."""
@@ -317,22 +223,9 @@ class Compressor(Bounded, ABC):
         return residual
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
-        """After ``reduce``: the update, or a smaller tensor that is the same on all workers and,
+        """After ``exchange``: the update, or a smaller tensor that is the same on all workers and,
         with ``propagates_nonfinite``, not finite where a gradient was not."""
         return update
-
-    def _checked_send(
-        self, delta: Float[Tensor, "hosted n m"], state: State, level: Level
-    ) -> Sending:
-        """``send``; its first call at a level is checked."""
-        if not state.is_first((level, bool(self.error_feedback))):
-            return (yield from self.send(delta, state, level))
-        where, before = (type(self).__name__, state.key[1]), sample_evenly(delta)
-        program = self.send(delta, state, level)
-        check_send(where, program)
-        answer = yield from program
-        check_sent(where, answer, delta, before, bool(self.error_feedback))
-        return answer
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """Traffic of one step of one layer, 1-D layers and the level "dense" included."""
@@ -354,98 +247,3 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
 def has_feedback(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
     """Has a compressor error feedback, throughout or at one of these levels?"""
     return any(chosen.at(level)[0].error_feedback for level in (DENSE, *levels))
-
-
-class InBuckets(Compressor):
-    """Base of compressors that work on several layers at once, so that what a step costs in calls
-    does not grow with their number."""
-
-    takes_bucket: ClassVar[bool] = True
-
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        (update,), sent = yield from self.send_bucket([delta], [state], level)
-        return update.view(delta.shape[1:]), None if sent is None else sent.view(delta.shape)
-
-    @abstractmethod
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        """``send`` of several layers; returns ``(updates, sent [L, N] or None)``: an update of each
-        layer, of any shape, and what was sent of all, end to end. Each request has the ``sizes`` of
-        the layers' parts in it. With error feedback the deltas lie end to end (`end_to_end`)."""
-
-    def reduce_bucket(
-        self, grads: Sequence[Tensor], states: Sequence[State], level: Level
-    ) -> Generator[Request, Any, Sequence[Tensor]]:
-        """``reduce`` of several layers at one level other than "dense" (see ``takes_bucket``);
-        returns an update of each, of any shape."""
-        deltas = [grad.flatten(2) if grad.ndim > 2 else grad for grad in grads]
-        works: dict[Any, dict[int, tuple[Any, ...]]] = {}  # by kernel: the arguments by layer
-        for i, (delta, state) in enumerate(zip(deltas, states, strict=True)):
-            if (work := self._add_residual(delta, state, level)) is not None:
-                kernel = add_apart if work[0] is add_ else work[0]
-                works.setdefault(kernel, {})[i] = work[1]
-            state.step += 1
-        for kernel, arguments in works.items():
-            for i, delta in zip(arguments, kernel([*arguments.values()]), strict=True):
-                deltas[i] = delta
-        if not self.error_feedback:
-            updates, _ = yield from self._checked_bucket(deltas, states, level)
-            for state in states:
-                state.residual = None  # of another level: it was added to its delta
-            return updates
-        whole = end_to_end(deltas)
-        parts = whole.split([delta[0].numel() for delta in deltas], dim=1)
-        deltas = [part.view(delta.shape) for part, delta in zip(parts, deltas, strict=True)]
-        updates, sent = yield from self._checked_bucket(deltas, states, level)
-        if sent is not None:
-            yield Batched(sub_, whole, sent)
-        for state, delta in zip(states, deltas, strict=True):
-            state.residual = delta
-            if state.room is not None:  # else it would keep memory that nothing uses
-                state.write_to(delta, None)
-        return updates
-
-    def _checked_bucket(
-        self, deltas: Sequence[Tensor], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        """``send_bucket``; its first call at a level is checked, by the first layer."""
-        if not states[0].is_first((level, bool(self.error_feedback))):
-            return (yield from self.send_bucket(deltas, states, level))
-        where, before = (type(self).__name__, states[0].key[1]), sample_evenly(deltas[0])
-        updates, sent = yield from self.send_bucket(deltas, states, level)
-        here, shape = slice(deltas[0][0].numel()), deltas[0].shape
-        first = updates[0].view(shape[1:]), None if sent is None else sent[:, here].view(shape)
-        check_sent(where, first, deltas[0], before, bool(self.error_feedback))
-        return updates, sent
-
-
-def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:
-    """Tensors of as many rows side by side: a view where they are so in memory, else a copy."""
-    first, place = parts[0], parts[0].storage_offset()
-    for part in parts:
-        beside = (
-            part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-            and part.storage_offset() == place
-            and (len(part) == 1 or part.stride(0) == first.stride(0))
-            and part[0].is_contiguous()
-        )
-        if not beside:
-            return torch.cat([part.flatten(1) for part in parts], dim=1)
-        place += part[0].numel()
-    width = place - first.storage_offset()
-    return first.as_strided((len(first), width), (first.stride(0), 1), first.storage_offset())
-
-
-def numbers_of(deltas: Sequence[Float[Tensor, "hosted _ _"]]) -> list[int]:
-    """How many numbers of a worker each layer has."""
-    return [delta[0].numel() for delta in deltas]
-
-
-def restart_memories(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """New memories, by layer, that go on counting steps and keep the residuals' units."""
-    kept = ("step", "residual_rate")
-    return {
-        name: {**new, **{key: saved[name][key] for key in kept if key in saved[name]}}
-        for name, new in fresh.items()
-    }

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Traffic
-from regimes.compression.base import Sending, State
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.bucket import Bucket
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.kernels import cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
@@ -45,39 +46,73 @@ class ChunkedTopK(Sparsifier):
     error_feedback: bool | float = 0.95
     chunk: Chunk = 64
     bits: Literal[2, 4, 8, 32] = 2
+    one_level: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.bits in (2, 4, 8, 32), "compressor.bits", self.bits, "2, 4, 8 or 32")
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        hosted, workers = len(bucket.deltas[0]), comm.world.workers
+        chosen = [
+            self._choose(delta, level)
+            for delta, level in zip(bucket.deltas, bucket.levels, strict=True)
+        ]
+        found = [value for _, value in chosen]
+        values, own = self._gather_values(found, comm)
+        indices = comm.gather([index.short().view(hosted, -1) for index, _ in chosen])
+        places = [
+            self._in_matrix(index.long(), delta)
+            for index, delta in zip(indices, bucket.deltas, strict=True)
+        ]
+        shapes = [delta.shape[1:] for delta in bucket.deltas]
+        each = zip(places, values, shapes, bucket.states, strict=True)
+        updates = scatter_sum([(place, x, 1 / workers, *rest) for place, x, *rest in each])
+        if bucket.feedback:  # which takes out what was sent; all else stays as it is
+            for i, (flat, delta) in enumerate(zip(bucket.flat, bucket.deltas, strict=True)):
+                mine = places[i]
+                if hosted < workers:
+                    mine = self._in_matrix(chosen[i][0].view(hosted, -1), delta)
+                flat.scatter_(1, mine, flat.gather(1, mine).sub_(own[i]))
+        return updates
+
+    def _block(self, delta: Tensor) -> tuple[int, int]:
+        """The rows and columns of a matrix's blocks."""
         h, w = (largest_divisor(side, self.chunk) for side in delta.shape[1:])
+        return h, w
+
+    def _choose(
+        self, delta: Float[Tensor, "hosted n m"], level: Level
+    ) -> tuple[Int64[Tensor, "blocks k"], Float[Tensor, "hosted values"]]:
+        """The largest coordinates of each block: their places in it, and their values."""
+        h, w = self._block(delta)
         blocks = delta.unflatten(2, (-1, w)).unflatten(1, (-1, h)).transpose(2, 3)
-        rows, hosted = blocks.reshape(-1, h * w), len(delta)
+        rows = blocks.reshape(-1, h * w)
         index = in_each(rows, num_kept(level, h * w))
-        value = rows.gather(1, index).view(hosted, -1)
+        return index, rows.gather(1, index).view(len(delta), -1)
+
+    def _gather_values(
+        self, found: list[Float[Tensor, "hosted _"]], comm: Comm
+    ) -> tuple[list[Float[Tensor, "workers _"]], list[Float[Tensor, "hosted _"]]]:
+        """All workers' values, and what this process's stand for, which few bits change."""
         if self.bits == 32:
-            values, own = (yield Gather(value)), value
-        else:
-            codes, table = in_bins(value, self.bits)
-            own = table.gather(1, codes)
-            tables = yield Gather(table)
-            wires = yield Gather(pack_codes(codes.to(torch.uint8), self.bits))
-            values = tables.gather(1, unpack_codes(wires, self.bits, value.shape[1]).long())
-        indices = yield Gather(index.short().view(hosted, -1))
-        first, offset = _locate_blocks(*delta.shape[1:], h, w, delta.device)
+            return comm.gather(found), found
+        binned = [in_bins(value, self.bits) for value in found]
+        tables = comm.gather([table for _, table in binned])
+        packed = [pack_codes(codes.to(torch.uint8), self.bits) for codes, _ in binned]
+        values = [
+            table.gather(1, unpack_codes(wire, self.bits, value.shape[1]).long())
+            for table, wire, value in zip(tables, comm.gather(packed), found, strict=True)
+        ]
+        return values, [table.gather(1, codes) for codes, table in binned]
 
-        def in_matrix(index: Int64[Tensor, "rows k"]) -> Int64[Tensor, "rows k"]:
-            return (offset[index].view(len(index), len(first), -1) + first).flatten(1)
-
-        places, shape = in_matrix(indices.long()), delta.shape[1:]
-        update = yield Batched(scatter_sum, places, values, 1 / len(values), shape, state)
-        if self.error_feedback:  # which takes out what was sent; all else stays as it is
-            every, flat = hosted == len(values), delta.flatten(1)
-            mine = places if every else in_matrix(index.view(hosted, -1))
-            flat.scatter_(1, mine, flat.gather(1, mine).sub_(own))
-        return update, None
+    def _in_matrix(
+        self, index: Int64[Tensor, "rows k"], delta: Float[Tensor, "hosted n m"]
+    ) -> Int64[Tensor, "rows k"]:
+        """Places in blocks as places in the matrix."""
+        first, offset = _locate_blocks(*delta.shape[1:], *self._block(delta), delta.device)
+        return (offset[index].view(len(index), len(first), -1) + first).flatten(1)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         size = math.prod(largest_divisor(side, self.chunk) for side in layer.matrix)

@@ -7,24 +7,18 @@ of different scales; the others use a mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Mean, Request, Traffic
-from regimes.compression.base import (
-    Compressor,
-    InBuckets,
-    Sending,
-    SendingTogether,
-    State,
-    end_to_end,
-    numbers_of,
-)
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import Bucket, State
 from regimes.compression.codes import (
     Rows,
     decode_codes,
@@ -46,7 +40,7 @@ BLOCK = 256  # numbers for which a layer's scale is read once
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Compressor):
-    """No compression: the one level is "dense", which ``Compressor.reduce`` sends."""
+    """No compression: the one level is "dense", which the reducer sends."""
 
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
@@ -56,8 +50,10 @@ class Dense(Compressor):
     def check(self, level: Level) -> None:
         require(level == DENSE, "level of dense", level, '"dense", there is no other level')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        return (yield Mean(delta)), delta
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        means = comm.mean(bucket.deltas)
+        bucket.subtract(bucket.deltas)
+        return means
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size, layer.size * itemsize)
@@ -81,7 +77,7 @@ def _mean_magnitudes(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign(InBuckets):
+class Sign(Compressor):
     """One bit per coordinate and one scale, the mean magnitude (Karimireddy et al., 2019,
     EF-SignSGD). Its one level is 1 (bit)."""
 
@@ -92,41 +88,39 @@ class Sign(InBuckets):
         good = level in (DENSE, 1) and not isinstance(level, bool)
         require(good, "level of sign", level, '1 (bit), or "dense"')
 
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        flat = [delta.flatten(1) for delta in deltas]
-        plan, dtype = make_layout(tuple(numbers_of(deltas)), 1, BLOCK), flat[0].dtype
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        flat = bucket.flat
+        plan, dtype = make_layout(tuple(bucket.sizes), 1, BLOCK), flat[0].dtype
         exact = torch.promote_types(dtype, torch.float32)
         # first the numbers, then what their signs stand for
         values = torch.empty((len(flat[0]), plan.width), dtype=exact, device=flat[0].device)
         plan.spread(flat, values[:, None])
         scale = _mean_magnitudes(flat)  # [L, layers]
-        scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
+        (scales,) = comm.gather([scale], bucket.shares([1] * len(flat)))  # [W, layers]
         wire = pack_signs(values)
-        received = yield from plan.gather(wire, 1)
-        if self.error_feedback or len(received) == 1:
+        received = _gather_wire(wire, plan, 1, bucket, comm)
+        if bucket.feedback or len(received) == 1:
             by = plan.of_blocks(scale.to(exact))
             for first, stop in split_chunks(values, BLOCK, plan.width):
                 ones = decode_codes(wire[:, first // 8 : stop // 8], 1, 0, exact)
                 of_block = by[:, first // BLOCK : stop // BLOCK, None]
                 into = values[:, first:stop].unflatten(1, (-1, BLOCK))
                 torch.mul(ones.unflatten(1, (-1, BLOCK)), of_block, out=into)
-        if self.error_feedback:
+        if bucket.feedback:
             plan.subtract_(flat, values[:, None])
         if len(received) > 1:
             by = plan.of_blocks(scales.to(exact))
             sums = weighted_sums(received, 1, by, BLOCK, len(received))
-            return plan.joined(sums, flat[0]), None
+            return plan.joined(sums, flat[0])
         updates = plan.collect(values[:, None], values)
-        return [update.to(dtype) for update in updates], None
+        return [update.to(dtype) for update in updates]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _gather_codes(layer, 1, workers, itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounding(InBuckets):
+class Rounding(Compressor):
     """Base of compressors that round to integers.
 
     Attributes:
@@ -158,13 +152,14 @@ class Rounding(InBuckets):
 
     def _noise(
         self, numbers: Float[Tensor, "hosted size"], state: State, what: str
-    ) -> Generator[Request, Any, Tensor | float]:
+    ) -> Tensor | float:
         """What is added before rounding down: 0.5, or uniform in [0, 1) from a stream of its own
         for each worker and step."""
         if not self.stochastic:
             return 0.5
         seeds = state.own_seeds(what, len(numbers))
-        return (yield Batched(random_rows, seeds, numbers[0])).to(numbers)
+        (drawn,) = random_rows([(seeds, numbers[0])])
+        return drawn.to(numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,34 +174,41 @@ class Quantise(Rounding):
         good = level in (DENSE, 2, 4, 8, 16)
         require(good, "level of quantise", level, '2, 4, 8 or 16 (bits), or "dense"')
 
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        flat, bits = [delta.flatten(1) for delta in deltas], int(level)
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        flat, bits = bucket.flat, int(bucket.level)
         dtype, steps = flat[0].dtype, 2 ** (bits - 1) - 1  # codes -steps .. steps
         exact = torch.promote_types(dtype, torch.float32)
-        plan = make_layout(tuple(numbers_of(deltas)), 1, BLOCK)
-        rows, alone = Spread(plan, flat, exact), len(flat[0]) == states[0].workers == 1
+        plan = make_layout(tuple(bucket.sizes), 1, BLOCK)
+        rows, alone = Spread(plan, flat, exact), len(flat[0]) == bucket.states[0].workers == 1
         scale = plan.largest(largest_of_blocks(rows, BLOCK))  # [L, layers]
         scale = scale.clamp_min_(torch.finfo(dtype).tiny).to(dtype)
-        noise = self._noise_of(plan, states, "quantise", 1, flat[0][:, :0].to(exact))
-        scales = yield Gather(scale, [1] * len(flat))  # [W, layers]
+        noise = self._noise_of(plan, bucket.states, "quantise", 1, flat[0][:, :0].to(exact))
+        (scales,) = comm.gather([scale], bucket.shares([1] * len(flat)))  # [W, layers]
         of_blocks = plan.of_blocks(scale.to(exact))
-        values = rows.new_empty(rows.shape) if self.error_feedback or alone else None
+        values = rows.new_empty(rows.shape) if bucket.feedback or alone else None
         wire = _round_rows(rows, bits, noise, values, of_blocks)
         del rows, noise  # and their memory
-        received = yield from plan.gather(wire, bits)
-        if self.error_feedback and values is not None:
+        received = _gather_wire(wire, plan, bits, bucket, comm)
+        if bucket.feedback and values is not None:
             plan.subtract_(flat, values[:, None])
         if not alone or values is None:
             by = plan.of_blocks(scales.to(exact) / steps)
             sums = weighted_sums(received, bits, by, BLOCK, len(received))
-            return plan.joined(sums, flat[0]), None
+            return plan.joined(sums, flat[0])
         updates = plan.collect(values[:, None], values)
-        return [update.to(dtype) for update in updates], None
+        return [update.to(dtype) for update in updates]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return _gather_codes(layer, int(level), workers, itemsize)
+
+
+def _gather_wire(
+    wire: UInt8[Tensor, "hosted packed"], plan: Layout, bits: int, bucket: Bucket, comm: Comm
+) -> UInt8[Tensor, "workers packed"]:
+    """All workers' codes; what lies in gaps does not travel."""
+    shares = bucket.shares(plan.bytes_of_parts(bits, 0))
+    (everyone,) = comm.gather([plan.without_gaps(wire, bits)], shares)
+    return wire if len(everyone) == 1 else plan.with_gaps(everyone, bits, wire.shape[1])
 
 
 def _round_rows(
@@ -221,7 +223,7 @@ def _round_rows(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast(InBuckets):
+class Cast(Compressor):
     """Half precision in the collective; the level is "fp16" or "bf16". Simulated and real workers
     are equal up to the rounding of that format, in which the processes add."""
 
@@ -231,15 +233,13 @@ class Cast(InBuckets):
     def check(self, level: Level) -> None:
         require(level in (DENSE, *HALF), "level of cast", level, '"fp16", "bf16" or "dense"')
 
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        whole, half_type = end_to_end(deltas), HALF[str(level)]
-        half = whole.to(half_type)
-        mean = yield Mean(half, numbers_of(deltas))
-        if self.error_feedback:
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        whole = bucket.whole
+        half = whole.to(HALF[str(bucket.level)])
+        (mean,) = comm.mean([half], bucket.shares(bucket.sizes))
+        if bucket.feedback:
             whole.sub_(half)  # in the type of whole, without a copy of half in it
-        return mean.to(whole.dtype).split(numbers_of(deltas)), None
+        return mean.to(whole.dtype).split(bucket.sizes)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size / 2, layer.size * 2)

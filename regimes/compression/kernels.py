@@ -1,4 +1,4 @@
-"""Kernels that run for many layers at once on a GPU: the work that ``Batched`` asks for.
+"""Kernels that run for many layers at once on a GPU.
 
 A kernel takes a list of arguments, one entry per layer, and returns a list of results. On a GPU,
 where a launch costs more than the arithmetic of a small layer, layers of equal shape form one

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Gather, Program
 from regimes.compression.kernels import cache_tensors, on_gpu
 from regimes.seeding import Seed, draw_uniform, fill_uniform
 
@@ -142,12 +141,6 @@ class Layout:
     def of_blocks(self, scales: Float[Tensor, "rows layers"]) -> Float[Tensor, "rows blocks"]:
         """The scale of each block."""
         return scales.index_select(1, _layer_of_block(self, scales.device))
-
-    def gather(self, wire: UInt8[Tensor, "hosted packed"], bits: int) -> Program:
-        """Ask for all workers' codes, without what lies in gaps; returns ``[W, packed]``."""
-        sizes = self.bytes_of_parts(bits, 0)
-        everyone = yield Gather(self.without_gaps(wire, bits), sizes)
-        return wire if len(everyone) == 1 else self.with_gaps(everyone, bits, wire.shape[1])
 
     # -- scales and codes of ``width`` numbers ---------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from regimes.collectives.requests import Piece
+from regimes.collectives.layers import Piece
 from regimes.compression.all_reduce import (
     Added,
     dequantise_rows,

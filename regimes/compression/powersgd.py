@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, cast
 
@@ -10,17 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import (
-    Batched,
-    JoinShards,
-    Layer,
-    Mean,
-    Program,
-    Request,
-    SumShards,
-    Traffic,
-)
-from regimes.compression.base import Compressor, Sending, State
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import (
     left_product,
     orthonormalise,
@@ -38,6 +31,7 @@ from regimes.seeding import make_generator
 class LowRank(Compressor):
     """Base of both."""
 
+    one_level: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
@@ -88,51 +82,67 @@ class PowerSGD(LowRank):
             object.__setattr__(self, "linear", False)
             object.__setattr__(self, "propagates_nonfinite", False)
 
-    def reduce(self, grad: Tensor, state: State, level: Level) -> Program:
-        if self.reset_on_change and level == DENSE:
+    def before_dense(self, state: State) -> None:
+        if self.reset_on_change:
             state.residual = cast(PowerState, state).q = None
-        return super().reduce(grad, state, level)
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        """Algorithm 1. ``delta`` is the gradient plus the residual, which `reduce` has added."""
-        state = cast(PowerState, state)
-        q = self._warm_start(state, level, delta)  # [r, m]
-        p = yield from self._mean((yield Batched(left_product, q, delta)))  # [r, n]
-        p = yield from self._orthonormal(p, state)
-        own = yield Batched(right_product, p, delta)
-        q = state.q = yield from self._mean_of_shards(own, state)
-        if self.error_feedback:  # what remains in delta is the residual
-            return (yield Batched(reconstruct_and_subtract_, p, q, state, delta)), None
-        return (yield Batched(reconstruct, p, q, state)), None
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        """Algorithm 1. The deltas are gradients plus residuals."""
+        deltas, states = bucket.deltas, bucket.states
+        starts = [
+            self._warm_start(*layer) for layer in zip(states, bucket.levels, deltas, strict=True)
+        ]
+        left = self._mean(left_product([*zip(starts, deltas, strict=True)]), comm)  # each [r, n]
+        left = self._orthonormal(left, states, comm)
+        own = right_product([*zip(left, deltas, strict=True)])
+        right = self._mean_of_shards(own, states, comm)  # each [r, m]
+        for state, q in zip(states, right, strict=True):
+            state.q = q
+        if bucket.feedback:  # what remains in the deltas is the residual
+            return reconstruct_and_subtract_([*zip(left, right, states, deltas, strict=True)])
+        return reconstruct([*zip(left, right, states, strict=True)])
 
-    def _mean(self, factor: Tensor) -> Generator[Request, Any, Tensor]:
-        """The mean of the workers' factors; it travels as ``wire``."""
-        mean = yield Mean(factor.to(HALF.get(self.wire, factor.dtype)))
-        return mean.to(factor.dtype)
+    def _mean(self, factors: Sequence[Tensor], comm: Comm) -> list[Tensor]:
+        """The means of the workers' factors; they travel as ``wire``."""
+        if self.wire == "full":
+            return comm.mean(factors)
+        means = comm.mean([factor.to(HALF[self.wire]) for factor in factors])
+        return [mean.to(factor.dtype) for mean, factor in zip(means, factors, strict=True)]
 
-    def _orthonormal(self, p: Tensor, state: State) -> Generator[Request, Any, Tensor]:
-        """This process's part of an orthonormal basis. All shards compute the basis of the joined
+    def _orthonormal(
+        self, factors: list[Tensor], states: Sequence[PowerState], comm: Comm
+    ) -> list[Tensor]:
+        """This process's part of orthonormal bases. All shards compute the basis of the joined
         factor, which is the same on each, completed or not."""
-        shard = state.shard
-        if shard is not None:
-            rank, own = len(p), p.mT.reshape(-1)  # row by row of the matrix
-            joined = yield JoinShards(own, shard.chunk * rank, shard.rows * rank)
-            p = joined.view(-1, rank).mT
-        p = yield Batched(orthonormalise, p)
-        return p if shard is None else p[:, shard.here]
+        shards = [state.shard for state in states if state.shard is not None]
+        if not shards:
+            return orthonormalise([(p,) for p in factors])
+        ranks = [len(p) for p in factors]
+        joined = comm.join_shards(
+            [p.mT.reshape(-1) for p in factors],  # row by row of the matrix
+            [shard.chunk * rank for shard, rank in zip(shards, ranks, strict=True)],
+            [shard.rows * rank for shard, rank in zip(shards, ranks, strict=True)],
+        )
+        whole = [(p.view(-1, rank).mT,) for p, rank in zip(joined, ranks, strict=True)]
+        bases = orthonormalise(whole)
+        return [basis[:, shard.here] for basis, shard in zip(bases, shards, strict=True)]
 
     def _mean_of_shards(
-        self, own: Float[Tensor, "hosted r m"], state: State
-    ) -> Generator[Request, Any, Float[Tensor, "r m"]]:
-        """The workers' mean of sums over shards. Each shard exchanges its share of the sum, so that
-        the worker sends it once."""
-        if (shard := state.shard) is None:
-            return (yield from self._mean(own))
-        share = yield SumShards(own.flatten(1))
-        mean = yield from self._mean(share)
-        size = own[0].numel()
-        joined = yield JoinShards(mean, -(-size // shard.count), size)
-        return joined.view(own.shape[1:])
+        self,
+        own: Sequence[Float[Tensor, "hosted _ _"]],
+        states: Sequence[PowerState],
+        comm: Comm,
+    ) -> list[Float[Tensor, "_ _"]]:
+        """The workers' means of sums over shards. Each shard exchanges its share of the sum, so
+        that the worker sends it once."""
+        shards = [state.shard for state in states if state.shard is not None]
+        if not shards:
+            return self._mean(own, comm)
+        means = self._mean(comm.sum_shards([q.flatten(1) for q in own]), comm)
+        sizes = [q[0].numel() for q in own]
+        chunks = [-(-size // shard.count) for size, shard in zip(sizes, shards, strict=True)]
+        joined = comm.join_shards(means, chunks, sizes)
+        return [q.view(of.shape[1:]) for q, of in zip(joined, own, strict=True)]
 
     def _warm_start(self, state: PowerState, level: Level, like: Tensor) -> Tensor:
         """The last step's Q, ``[rank, m]``, with rows dropped, or added as seeded normal noise."""
@@ -201,28 +211,42 @@ class ACPSGD(LowRank):
         if self.iterations % 2 == 0:  # each step sends as many P as Q, and P last
             object.__setattr__(self, "phases", 1)
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        state, several = cast(AlternatingState, state), self.iterations > 1
-        rank = min(int(level), *delta.shape[1:])
-        rest = delta.clone() if several and not self.error_feedback else delta
-        lefts: list[Tensor] = []
-        rights: list[Tensor] = []
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        states, several = bucket.states, self.iterations > 1
+        ranks = [
+            min(int(level), *delta.shape[1:])
+            for level, delta in zip(bucket.levels, bucket.deltas, strict=True)
+        ]
+        rests = bucket.deltas
+        if several and not bucket.feedback:
+            rests = [delta.clone() for delta in rests]
+        lefts: list[list[Tensor]] = [[] for _ in states]
+        rights: list[list[Tensor]] = [[] for _ in states]
         for half in range(self.iterations):
-            side, name = (1, "p") if state.is_left else (2, "q")
-            key = (*state.key, name)
-            last = resize_rows(state.factor, rank, delta.shape[side], delta, key)
-            basis = yield Batched(orthonormalise, last)
-            own = yield Batched(right_product if state.is_left else left_product, basis, rest)
-            if self.error_feedback or half < self.iterations - 1:
-                p, q = _in_order(state, own, basis.expand(len(own), -1, -1))
-                yield Batched(subtract_product_, p, q, rest)
-            mean = yield Mean(own)
-            p, q = _in_order(state, mean, basis)
-            lefts.append(p)
-            rights.append(q)
-            state.factor, state.is_left = mean, not state.is_left
-        p, q = (torch.cat(x) if several else x[0] for x in (lefts, rights))
-        return (yield Batched(reconstruct, p, q, state)), None
+            bases = orthonormalise(
+                [(_last_factor(*one),) for one in zip(states, ranks, bucket.deltas, strict=True)]
+            )
+            own = _own_factors(states, bases, rests)
+            if bucket.feedback or half < self.iterations - 1:
+                each = zip(states, own, bases, rests, strict=True)
+                subtract_product_(
+                    [
+                        (*_in_order(x, new, q.expand(len(new), -1, -1)), rest)
+                        for x, new, q, rest in each
+                    ]
+                )
+            means = comm.mean(own)
+            for i, (state, mean, basis) in enumerate(zip(states, means, bases, strict=True)):
+                p, q = _in_order(state, mean, basis)
+                lefts[i].append(p)
+                rights[i].append(q)
+                state.factor, state.is_left = mean, not state.is_left
+        return reconstruct(
+            [
+                (torch.cat(p) if several else p[0], torch.cat(q) if several else q[0], state)
+                for p, q, state in zip(lefts, rights, states, strict=True)
+            ]
+        )
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
@@ -233,6 +257,25 @@ class ACPSGD(LowRank):
     def phase(self, state: State) -> int:
         """1 where P was sent last, 0 where Q was."""
         return int(cast(AlternatingState, state).is_left)
+
+
+def _last_factor(state: AlternatingState, rank: int, like: Tensor) -> Tensor:
+    """The factor that a half-iteration takes from the half before, at this rank."""
+    side, name = (1, "p") if state.is_left else (2, "q")
+    return resize_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
+
+
+def _own_factors(
+    states: Sequence[AlternatingState], bases: Sequence[Tensor], rests: Sequence[Tensor]
+) -> list[Tensor]:
+    """Each worker's new factor of each layer: Q where the last one was P. Layers may differ in
+    which comes next, where the optimiser has left some out."""
+    found: dict[int, Tensor] = {}
+    for product, is_left in ((right_product, True), (left_product, False)):
+        some = [i for i, state in enumerate(states) if state.is_left == is_left]
+        if some:
+            found.update(zip(some, product([(bases[i], rests[i]) for i in some]), strict=True))
+    return [found[i] for i in range(len(states))]
 
 
 def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

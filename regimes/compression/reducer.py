@@ -1,4 +1,4 @@
-"""The rounds of one bucket: runs each layer's compressor, and averages numbers beside it.
+"""The exchange of one bucket: each compressor's layers, and numbers that are averaged beside them.
 
 ``exchange.exchange`` says which layers form a bucket, and when it leaves.
 """
@@ -12,23 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import (
-    MARKS,
-    NO_LAYER,
-    JoinShards,
-    Layer,
-    Mean,
-    Program,
-)
+from regimes.collectives.comm import Comm, Riders
+from regimes.collectives.layers import MARKS, NO_LAYER, Layer
 from regimes.collectives.world import World
-from regimes.compression.base import Compressor, InBuckets, State
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import Bucket, State
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
 from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
 from regimes.errors import ConfigError
 
-# Numbers of the layers that one program reduces. What a program needs beside them is then no more
+# Numbers of the layers that one kernel takes. What it needs beside them is then no more
 # than a large layer alone needs, and of a size that the C library takes again without new pages.
 TOGETHER, TOGETHER_ON_GPU = 1 << 22, 1 << 24
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
@@ -54,8 +49,7 @@ class Reducer:
     ) -> None:
         self.layers, self.world = list(layers), world
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
-        self._at: dict[tuple[int, FeedbackLevel], tuple[Compressor, Level]] = {}
-        self._takes_buckets = any(c.takes_bucket for c in self.compressors)
+        self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
         first = world.hosted[0]
@@ -88,78 +82,74 @@ class Reducer:
         """
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
-        joint = self._layers_together(bucket, gradients, levels)
-        # Generators: a compressor runs in `World.run_programs`, one collective after another.
-        programs: list[Any] = []
-        places: list[int | list[int]] = []
-        for i in bucket:
-            if i == NO_LAYER and extra is not None:
-                programs.append(_average_value(extra, self.world.shards))
-                places.append(i)
-            elif i not in joint:
-                programs.append(self._program(i, gradients[i], memories[i], levels[i]))
-                places.append(i)
-            elif i == joint[i][0]:
-                own, rows = [memories[j] for j in joint[i]], [gradients[j] for j in joint[i]]
-                compressor, level = self.at(i, levels[i])
-                assert isinstance(compressor, InBuckets)
-                programs.append(compressor.reduce_bucket(rows, own, level))
-                places.append(joint[i])
-        if marks is not None:
-            programs.append(Mean(marks))
-            places.append(MARKS)
         before = self.traffic_check.before(bucket, gradients, levels)
-        batched = any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
-        results = self.world.run_programs(programs, places, batched=batched)
-        self.traffic_check.after(before, gradients, levels, memories)
+        riders = Riders(places={layer: place for place, layer in enumerate((*bucket, MARKS))})
+        alike: dict[int, list[int]] = {}  # by compressor: the layers that it exchanges
         updates: dict[int, Tensor] = {}
-        for place, result in zip(places, results, strict=True):
-            if isinstance(place, int):
-                updates[place] = result
+        for i in bucket:
+            if i == NO_LAYER:
+                if extra is not None:
+                    riders.waiting[i] = extra
                 continue
-            for i, part in zip(place, result, strict=True):
-                updates[i] = part.view(gradients[i].shape[1:])
+            compressor, level = self.at(i, levels[i])
+            absent = not gradients[i].numel() and not compressor.joins_shards
+            if absent and memories[i].shard is not None:
+                updates[i] = gradients[i][0]  # no row of the layer is here
+            elif level == DENSE or type(compressor) is Dense:
+                riders.waiting[i] = _send_whole(compressor, gradients[i], memories[i])
+            else:
+                alike.setdefault(id(compressor), []).append(i)
+        if marks is not None:
+            riders.waiting[MARKS] = marks
+        # Between processes, where a collective costs a latency, and on a GPU, where a kernel costs
+        # a launch, layers are exchanged together; else one by one, so that each stays in the cache.
+        together = self.world.lockstep or any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
+        calls = set[Any]()
+        if not together:
+            Comm(self.world, riders=riders, calls=calls).send_riders()
+        for layers in alike.values():
+            updates |= self._exchange(layers, gradients, levels, memories, riders, calls, together)
+            calls = set()
+        Comm(self.world, riders=riders, calls=calls).send_riders()
+        for i, mean in riders.means.items():
+            updates[i] = mean if i < 0 else mean.view(gradients[i].shape[1:])
+        self.traffic_check.after(before, gradients, levels, memories)
         # in the order that was asked for
         return {i: updates[i] for i in (*bucket, MARKS) if i in updates}
 
-    def _layers_together(
-        self, bucket: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel]
-    ) -> dict[int, list[int]]:
-        """The layers of a bucket that one program reduces with each layer: those at its level, of a
-        compressor that ``takes_bucket``, up to a size. The same on all processes, as the order of
-        programs is."""
-        found: dict[Any, list[list[int]]] = {}
-        room: dict[Any, int] = {}
-        for i in bucket if self._takes_buckets else ():
-            if i == NO_LAYER or not self.compressors[i].takes_bucket or levels[i] == DENSE:
-                continue
-            if not (size := gradients[i][0].numel()):
-                continue
-            alike = levels[i], gradients[i].dtype
-            if size > room.get(alike, 0):
-                found.setdefault(alike, []).append([])
-                room[alike] = TOGETHER_ON_GPU if on_gpu(gradients[i]) else TOGETHER
-            found[alike][-1].append(i)
-            room[alike] -= size
-        parts = [part for parts in found.values() for part in parts if len(part) > 1]
-        return {i: part for part in parts for i in part}
-
-    def _program(self, i: int, gradient: Tensor, state: State, level: AnyLevel) -> Program | Mean:
-        """The program that reduces a layer. For a layer that is always dense, like the many small
-        ones of a network, it is a single Mean, which saves a generator."""
-        compressor, level = self.at(i, level)
-        if type(compressor) is not Dense or state.residual is not None or level != DENSE:
-            return compressor.reduce(gradient, state, level)
-        state.step += 1
-        return Mean(gradient)
+    def _exchange(
+        self,
+        layers: Sequence[int],
+        gradients: Stacks,
+        levels: Sequence[AnyLevel],
+        memories: Any,
+        riders: Riders,
+        calls: set[Any],
+        together: bool,
+    ) -> dict[int, Tensor]:
+        """Exchange layers of one compressor; their updates."""
+        updates: dict[int, Tensor] = {}
+        compressor, turn = self.at(layers[0], levels[layers[0]])[0], 0
+        by_layer = not (together or compressor.one_level)
+        parts = [[i] for i in layers] if by_layer else [[*layers]]
+        if compressor.one_level:
+            parts = _at_one_level(layers, gradients, levels)
+        for part in parts:
+            comm = Comm(self.world, part, riders=riders, calls=calls, turn=0 if by_layer else turn)
+            rows, states = [gradients[i] for i in part], [memories[i] for i in part]
+            chosen = [self.at(i, levels[i])[1] for i in part]
+            found = exchange_layers(compressor, part, rows, states, chosen, comm)
+            updates.update(zip(part, found, strict=True))
+            turn = comm.turn
+        return updates
 
     def at(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
         """The compressor of a layer at a level, as ``Compressor.at``."""
         if not isinstance(level, FeedbackLevel):
             return self.compressors[layer], level
-        if (layer, level) not in self._at:
-            self._at[layer, level] = self.compressors[layer].at(level)
-        return self._at[layer, level]
+        if level not in self._at:
+            self._at[level] = self.compressors[layer].at(level)
+        return self._at[level]
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
         """Set the rate of the step to come in the memories of layers, if any reads it."""
@@ -209,11 +199,76 @@ class Reducer:
         return self
 
 
-def _average_value(value: Tensor, shards: int) -> Program | Mean:
-    return Mean(value) if shards == 1 else _mean_of_shards(value, shards)
+def exchange_layers(
+    compressor: Compressor,
+    layers: Sequence[int],
+    gradients: Sequence[Float[Tensor, "hosted ..."]],
+    states: Sequence[State],
+    levels: Sequence[Level],
+    comm: Comm,
+) -> list[Tensor]:
+    """Error feedback around `Compressor.exchange`; the updates, ``[*shape]``.
+
+    Gradients are left as they are. A residual survives every change of level. Without error
+    feedback at this level it is added to one more gradient; what is not sent of the two is dropped.
+    """
+    deltas = compressor.add_residual(gradients, states)
+    for state in states:
+        state.step += 1
+    bucket = Bucket(layers, deltas, states, levels, bool(compressor.error_feedback))
+    comm.keep(deltas)
+    updates = compressor.exchange(bucket, comm)
+    _check_updates(compressor, updates, deltas)
+    if not compressor.error_feedback:
+        for state in states:
+            state.residual = None  # of another level: it was added to the delta
+    return [x.view(gradient.shape[1:]) for x, gradient in zip(updates, gradients, strict=True)]
 
 
-def _mean_of_shards(value: Float[Tensor, "hosted k"], shards: int) -> Program:
-    mean = yield Mean(value)
-    joined = yield JoinShards(mean, len(mean), shards * len(mean))
-    return joined.view(shards, -1).mean(0)
+def _check_updates(compressor: Compressor, updates: Any, deltas: Sequence[Tensor]) -> None:
+    """Raise ConfigError unless there is an update of each layer, of its size and type: another one
+    would train on, as far as torch broadcasts and converts it."""
+    if not isinstance(updates, Sequence) or len(updates) != len(deltas):
+        got = f"{len(updates)} of them" if isinstance(updates, Sequence) else type(updates).__name__
+        raise ConfigError(
+            f"the compressor {type(compressor).__name__}: exchange returned {got}, expected a list "
+            f"of {len(deltas)} updates, one for each layer of the bucket"
+        )
+    for update, delta in zip(updates, deltas, strict=True):
+        if update.numel() != delta[0].numel() or update.dtype != delta.dtype:
+            raise ConfigError(
+                f"the compressor {type(compressor).__name__}: an update is {_describe(update)}, "
+                f"expected {_describe(delta[0])}"
+            )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _send_whole(compressor: Compressor, gradient: Tensor, state: State) -> Tensor:
+    """What a layer sends at "dense": its residual as well, which is then zero."""
+    compressor.before_dense(state)
+    delta = gradient
+    if state.residual is not None:
+        (delta,) = compressor.add_residual([gradient], [state])
+        state.residual = None
+    state.step += 1
+    return delta
+
+
+def _at_one_level(
+    layers: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel]
+) -> list[list[int]]:
+    """Layers of one level and one type of numbers, up to a size, in the order of their first ones:
+    the same on all processes, as the order of collectives is."""
+    found: dict[Any, list[list[int]]] = {}
+    room: dict[Any, int] = {}
+    for i in layers:
+        size, alike = gradients[i][0].numel(), (levels[i], gradients[i].dtype)
+        if alike not in found or size > room[alike]:
+            found.setdefault(alike, []).append([])
+            room[alike] = TOGETHER_ON_GPU if on_gpu(gradients[i]) else TOGETHER
+        found[alike][-1].append(i)
+        room[alike] -= size
+    return [part for parts in found.values() for part in parts]

@@ -8,7 +8,7 @@ gathered: the parameters are divided as the sums are.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast
 
@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.capabilities import MODULE_PARTS
-from regimes.collectives.requests import Layer, Piece, Program, Request, Scatter, Traffic
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Piece, Traffic
 from regimes.compression.all_reduce import QuantisedAllReduce
-from regimes.compression.base import Sending, State
+from regimes.compression.bucket import Bucket, State
 from regimes.compression.pieces import Pieces, make_pieces
 from regimes.config import DENSE, Bounds, Level
 
@@ -63,7 +64,6 @@ class QuantisedScatter(QuantisedAllReduce):
     """
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 64
-    takes_bucket: ClassVar[bool] = False
     residual_bits: Literal[16, 8] | None = None
     in_place: ClassVar[bool] = False
     memory: ClassVar[type[State]] = ScatterState
@@ -78,46 +78,54 @@ class QuantisedScatter(QuantisedAllReduce):
             state.pieces = layer.pieces
         return state
 
-    def send(
-        self, delta: Float[Tensor, "hosted workers part"], state: State, level: Level
-    ) -> Sending:
-        """Returns the sum of the hosted worker's part, ``[part]``. With error feedback ``delta``
-        becomes what was not sent."""
-        total = yield from self.send_parts(delta, state, self._pieces(delta, state, level))
-        return total[0], None
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        """What the hosted worker owns of each layer's sum, ``[part]``."""
+        pieces = [
+            self._pieces(delta, state, bucket.level)
+            for delta, state in zip(bucket.deltas, bucket.states, strict=True)
+        ]
+        return [total[0] for total in self.sum_parts(bucket.deltas, bucket.states, pieces, comm)]
 
-    def send_parts(
-        self, delta: Float[Tensor, "hosted workers part"], state: State, pieces: Pieces
-    ) -> Generator[Request, Any, Float[Tensor, "hosted part"]]:
-        """Likewise of each hosted worker."""
-        hosted, workers, _ = delta.shape
-        drawn = delta.new_empty(1).expand(hosted, workers * pieces.width)
-        noise = yield from self._noise(drawn, state, "numbers")
-        if isinstance(noise, Tensor):
-            noise = noise.view(hosted * workers, pieces.width)
-        rows = delta.flatten(0, 1)
-        wire = pieces.encode(rows, noise, rows if self.error_feedback else None)
-        del noise, rows  # and their memory
-        received = yield Scatter(wire.unflatten(0, (hosted, workers)))  # of all, this one's part
-        return pieces.sum(received, delta.dtype)
+    def sum_parts(
+        self,
+        deltas: Sequence[Float[Tensor, "hosted workers _"]],
+        states: Sequence[State],
+        pieces: Sequence[Pieces],
+        comm: Comm,
+    ) -> list[Float[Tensor, "hosted _"]]:
+        """The sums of each hosted worker's parts over all workers. With error feedback the deltas
+        become what was not sent."""
+        hosted, workers, _ = deltas[0].shape
+        wires = []
+        for delta, state, own in zip(deltas, states, pieces, strict=True):
+            drawn = delta.new_empty(1).expand(hosted, workers * own.width)
+            noise = self._noise(drawn, state, "numbers")
+            if isinstance(noise, Tensor):
+                noise = noise.view(hosted * workers, own.width)
+            rows = delta.flatten(0, 1)
+            wire = own.encode(rows, noise, rows if self.error_feedback else None)
+            wires.append(wire.unflatten(0, (hosted, workers)))
+            del noise, rows, wire  # and their memory
+        received = comm.all_to_all(wires, kept=True)  # of all, this one's parts
+        return [own.sum(x, deltas[0].dtype) for own, x in zip(pieces, received, strict=True)]
 
     def reduce(
-        self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level
-    ) -> Program:
+        self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level, comm: Comm
+    ) -> Float[Tensor, " part"]:
         """The sum of the hosted worker's part over all workers, ``[part]``, in float32 at least;
         ``grad`` and the residual's memory are left as they are. Not for the level "dense", see
-        ``add_residual``."""
-        exact = self.add_residual(grad, state)
+        ``with_residual``."""
+        exact = self.with_residual(grad, state)
         if self.error_feedback and exact is grad:
             exact = grad.clone()
         state.step += 1
-        total = yield from self.send_parts(exact, state, self._pieces(grad, state, level))
+        (total,) = self.sum_parts([exact], [state], [self._pieces(grad, state, level)], comm)
         if self.error_feedback:
             state.residual = self.stored(exact, self._pieces_of(grad, state))
             cast(ScatterState, state).residual_scale = state.scale
         return total[0]
 
-    def add_residual(self, grad: Tensor, state: State) -> Tensor:
+    def with_residual(self, grad: Tensor, state: State) -> Tensor:
         """The gradient in float32 at least, with what earlier steps have not sent, which is then
         taken from the memory."""
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))

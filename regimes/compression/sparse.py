@@ -16,16 +16,10 @@ import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
-from regimes.collectives.requests import Batched, Gather, Layer, Mean, Traffic
-from regimes.compression.base import (
-    Compressor,
-    InBuckets,
-    Sending,
-    SendingTogether,
-    State,
-    end_to_end,
-    numbers_of,
-)
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
 from regimes.config import DENSE, Level
 from regimes.errors import require
@@ -74,6 +68,7 @@ class TopK(Sparsifier):
 
     reduction: str = "mean"
     count: str = "round"
+    one_level: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,17 +78,31 @@ class TopK(Sparsifier):
         good = self.count in ("round", "truncate")
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
-    def send(self, delta: Float[Tensor, "hosted n m"], state: State, level: Level) -> Sending:
-        flat = delta.flatten(1)
-        k = num_kept(level, flat.shape[1], self.count)
-        if not k:
-            return state.buffer(delta.shape[1:], delta).zero_(), None
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        kept = [
+            num_kept(level, size, self.count)
+            for level, size in zip(bucket.levels, bucket.sizes, strict=True)
+        ]
+        flat, shapes = bucket.flat, [delta.shape[1:] for delta in bucket.deltas]
+        some = [i for i, k in enumerate(kept) if k]
         # With error feedback the chosen coordinates are cleared: what remains is the residual.
-        index, value = select_largest(flat, k, clear=bool(self.error_feedback))  # [L, k]
-        values = yield Gather(value)  # [W, k]
-        indices = yield Gather(index)
-        weight = 1 / len(values) if self.reduction == "mean" else 1
-        return (yield Batched(scatter_sum, indices, values, weight, delta[0].shape, state)), None
+        chosen = [select_largest(flat[i], kept[i], clear=bucket.feedback) for i in some]
+        updates = {
+            i: state.buffer(shapes[i], flat[i]).zero_()
+            for i, state in enumerate(bucket.states)
+            if not kept[i]
+        }
+        if some:  # the same on all processes
+            shares = [{bucket.layers[i]: kept[i]} for i in some]
+            values = comm.gather([value for _, value in chosen], shares)  # each [W, k]
+            indices = comm.gather([index for index, _ in chosen], shares)
+            weight = 1 / comm.world.workers if self.reduction == "mean" else 1
+            entries = [
+                (index, value, weight, shapes[i], bucket.states[i])
+                for i, index, value in zip(some, indices, values, strict=True)
+            ]
+            updates.update(zip(some, scatter_sum(entries), strict=True))
+        return [updates[i] for i in range(len(kept))]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = num_kept(level, layer.size, self.count)
@@ -131,7 +140,7 @@ def scatter_sum(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK(InBuckets, Sparsifier):
+class RandomK(Sparsifier):
     """Random-K (Stich, Cordonnier & Jaggi, 2018): all workers send the same K % random coordinates,
     drawn in each step from a shared stream, so that no index travels. Without error feedback the
     update is scaled by size / k, which makes it unbiased."""
@@ -139,27 +148,24 @@ class RandomK(InBuckets, Sparsifier):
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
 
-    def send_bucket(
-        self, deltas: Sequence[Float[Tensor, "hosted _ _"]], states: Sequence[State], level: Level
-    ) -> SendingTogether:
-        flat, sizes = [delta.flatten(1) for delta in deltas], numbers_of(deltas)
-        kept = [num_kept(level, size) for size in sizes]
-        seeds = [state.seeds("random-k")[0] for state in states]
+    def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        flat, sizes = bucket.flat, bucket.sizes
+        kept = [num_kept(bucket.level, size) for size in sizes]
+        seeds = [state.seeds("random-k")[0] for state in bucket.states]
         chosen = _draw_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
         starts = [*accumulate(sizes, initial=0)]
         places = torch.cat(torch._foreach_add(chosen, starts[:-1]))
-        if self.error_feedback:
-            whole = end_to_end(flat)
-            mean = yield Mean(whole[:, places], kept)
-            whole.index_fill_(1, places, 0)
+        if bucket.feedback:
+            (mean,) = comm.mean([bucket.whole[:, places]], bucket.shares(kept))
+            bucket.whole.index_fill_(1, places, 0)
         else:
             values = [x[:, index] for x, index in zip(flat, chosen, strict=True)]
-            mean = yield Mean(torch.cat(values, dim=1), kept)
+            (mean,) = comm.mean([torch.cat(values, dim=1)], bucket.shares(kept))
             factors = [size / k for size, k in zip(sizes, kept, strict=True)]
             mean = torch.cat(torch._foreach_mul(mean.split(kept), factors))
         update = mean.new_zeros(starts[-1])
         update[places] = mean
-        return update.split(sizes), None
+        return update.split(sizes)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         k = num_kept(level, layer.size)

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from regimes.collectives.requests import NO_LAYER, Layer, Traffic
+from regimes.collectives.layers import NO_LAYER, Layer, Traffic
 from regimes.collectives.world import World
-from regimes.compression.answers import Where, require_of
 from regimes.compression.base import Compressor
 from regimes.config import DENSE, AnyLevel
 from regimes.errors import ConfigError
@@ -71,7 +70,11 @@ class TrafficCheck:
 
 
 def _check_traffic(
-    where: Where, level: AnyLevel, formula: Traffic, steps: Collection[Traffic], most: bool = False
+    where: tuple[str, str],
+    level: AnyLevel,
+    formula: Traffic,
+    steps: Collection[Traffic],
+    most: bool = False,
 ) -> None:
     """Raise ConfigError unless a compressor's formula gives the mean of what steps have sent, or
     with ``most`` no less."""
@@ -79,11 +82,12 @@ def _check_traffic(
     sent = sum(step.bytes for step in steps) / len(steps)
     more, room = formula.floats - floats, 1e-6 * max(1.0, floats)
     same = abs(more) <= room and abs(formula.bytes - sent) < 1
-    require_of(
-        same or (most and more >= -room and formula.bytes > sent - 1),
-        where,
-        f"traffic says {formula.floats:g} floats and {formula.bytes} bytes a step at level "
-        f"{level!r}, send has asked for {floats:g} and {sent:g}",
+    if same or (most and more >= -room and formula.bytes > sent - 1):
+        return
+    raise ConfigError(
+        f"the compressor {where[0]}, layer {where[1]}: traffic says {formula.floats:g} floats and "
+        f"{formula.bytes} bytes a step at level {level!r}, exchange has passed on {floats:g} and "
+        f"{sent:g}"
     )
 
 

@@ -21,7 +21,7 @@ from regimes.network import Work
 from regimes.training.build import Run, prepare_run
 
 if TYPE_CHECKING:
-    from regimes.collectives.requests import Layer
+    from regimes.collectives.layers import Layer
     from regimes.compression.base import Compressor
     from regimes.data.task import Task
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.compression import make_compressor
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value

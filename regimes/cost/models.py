@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.config import Registry
 from regimes.config.registry import required_arguments
 from regimes.config.toml import read_tables

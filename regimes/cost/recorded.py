@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.compression import REGISTRY
 from regimes.config import DENSE, as_level
 from regimes.cost.cases import recorded_work, trained_rows, uniform_level

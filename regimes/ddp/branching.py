@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regimes.compression.base import restart_memories
+from regimes.compression.bucket import restart_memories
 from regimes.job.refit import list_names, refuse_state
 from regimes.job.state import State, by_layer, get_column, layer_shapes, own_part, with_column
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.requests import Layer, Piece
+from regimes.collectives.layers import Layer, Piece
 from regimes.collectives.sharded_models import (
     current_parameter,
     fully_shard_calls,

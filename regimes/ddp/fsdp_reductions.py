@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Piece
-from regimes.compression.base import State
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Piece
+from regimes.compression.bucket import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, ScatterState
 from regimes.config import DENSE, AnyLevel
@@ -52,11 +53,10 @@ class QuantisedReduction:
         rounds = known and any(piece.compressed for piece in pieces)
         total = None
         if rounds and level != DENSE and isinstance(compressor, QuantisedScatter):
-            program = compressor.reduce(parts, state, level)
-            total = world.run_programs([program], [layer])[0]
+            total = compressor.reduce(parts, state, level, Comm(world, [layer]))
         else:
             if state.residual is not None and isinstance(compressor, QuantisedScatter):
-                parts.copy_(compressor.add_residual(parts, state))
+                parts.copy_(compressor.with_residual(parts, state))
             state.step += 1
         kept.step = state.step
         return total

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.collectives.layers import NO_LAYER
 from regimes.collectives.meter import Meter
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import NO_LAYER
 from regimes.collectives.sharded_models import as_reduced
-from regimes.compression.base import State
+from regimes.compression.bucket import State
 from regimes.compression.pieces import make_pieces
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights

@@ -19,7 +19,7 @@ from typing import Any, SupportsFloat, cast
 from torch import Tensor
 
 from regimes.collectives.agreement import Weights
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.sharded_models import local_part, saved_names, sharded_tensor
-from regimes.compression.base import restart_memories
+from regimes.compression.bucket import restart_memories
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.refit import damage_refused, refuse_state

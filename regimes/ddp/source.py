@@ -18,9 +18,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.group import on_group
+from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.ddp.applied import remove_hooks
 from regimes.errors import ConfigError
 from regimes.precision import HALF

@@ -12,8 +12,8 @@ Trainer, hook and local steps use this one; what differs is a value:
   next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
 
 The way of a gradient: its source hands it over (``add_rows``); ``_exchange_complete`` passes on a
-bucket that is complete; ``compression.reducer`` runs the compressors' programs, and
-``collectives.world`` answers their requests.
+bucket that is complete; ``compression.reducer`` calls `Compressor.exchange`, whose collectives go
+through ``collectives.comm`` to ``collectives.world``.
 
 Layers are divided, last ones first, into fixed *buckets* of bounded size. One thread exchanges them
 in that order, all rounds of one before the next.
@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import MARKS, NO_LAYER
-from regimes.compression.base import State
+from regimes.collectives.layers import MARKS, NO_LAYER
+from regimes.compression.bucket import State
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel
 from regimes.exchange.background import Background

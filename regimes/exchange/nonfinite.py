@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.compression.base import Compressor, State
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import State
 from regimes.config import AnyLevel
 
 

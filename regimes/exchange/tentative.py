@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regimes.compression.base import State
+from regimes.compression.bucket import State
 from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer
 

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.collectives.requests import Layer, Mean
+from regimes.collectives.comm import signals
+from regimes.collectives.layers import Layer
 from regimes.collectives.whole import whole_weights
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
@@ -77,7 +78,7 @@ class MeasurementContext:
         """The mean over all workers of a step's gradients, uncompressed."""
         if self.reduced:
             return stack[0]
-        (mean,) = self.world.ask(Mean(stack))
+        (mean,) = signals(self.world).mean([stack])
         return mean
 
     def whole(self) -> AbstractContextManager[None]:

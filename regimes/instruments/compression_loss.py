@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import JoinShards
+from regimes.collectives.comm import Comm
 from regimes.collectives.world import World
-from regimes.config import AnyLevel, Bounded
+from regimes.compression.reducer import exchange_layers
+from regimes.config import DENSE, AnyLevel, Bounded
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError, require
 from regimes.instruments.base import (
@@ -60,8 +61,10 @@ class _Alone(World):
     def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
         return self.of.sum_shards(tensors)
 
-    def join_shards(self, parts: Sequence[JoinShards]) -> list[Tensor]:
-        return self.of.join_shards(parts)
+    def join_shards(
+        self, parts: list[Tensor], chunks: Sequence[int], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        return self.of.join_shards(parts, chunks, sizes)
 
 
 class CompressionLossGauge(StridedGauge):
@@ -111,15 +114,22 @@ class CompressionLossGauge(StridedGauge):
 
     def _errors(self, parts: list[Tensor], name: str, level: AnyLevel) -> list[Tensor]:
         """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""
-        errors, programs = [torch.zeros_like(p) for p in parts], {}
+        errors, states = [torch.zeros_like(p) for p in parts], self.states[name]
         compressor, sent = self.compressor.at(level)
-        for i, (layer, state) in enumerate(zip(self.layers, self.states[name], strict=True)):
-            if layer.compressed:
+        if sent == DENSE:
+            return errors
+        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        # among the shards of a worker together, because each exchange costs a latency
+        together = [compressed] if self.alone.of.shards > 1 else [[i] for i in compressed]
+        for layers in together:
+            own = [states[i] for i in layers]
+            for state in own:
                 state.residual = None  # else error feedback would add the last measurement's error
-                programs[i] = compressor.reduce(parts[i][None], state, sent)
-        updates = self.alone.run_programs(list(programs.values()), list(programs))
-        for i, update in zip(programs, updates, strict=True):
-            errors[i] = parts[i] - update
+            rows, levels = [parts[i][None] for i in layers], [sent for _ in layers]
+            comm = Comm(self.alone, layers)
+            updates = exchange_layers(compressor, layers, rows, own, levels, comm)
+            for i, update in zip(layers, updates, strict=True):
+                errors[i] = parts[i] - update
         self.alone.meter.take_counts()
         return errors
 

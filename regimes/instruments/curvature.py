@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from regimes.capabilities import (
     SAMPLES,
     UNITS_BY_CALL,
 )
+from regimes.collectives.comm import mean_apart
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count, Natural, Positive
 from regimes.curvature import (
@@ -99,7 +101,7 @@ class ProbeGauge(EndOfEpochGauge):
     def process_mean(self) -> ProcessMean | None:
         """The mean over processes, counted apart from the job's traffic; None for one process."""
         world = self.context.world
-        return None if world.processes == 1 else world.mean_apart
+        return None if world.processes == 1 else partial(mean_apart, world)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regimes.capabilities import OWN_COLLECTIVES, SEVERAL_WORKERS, WORKER_MODELS
-from regimes.collectives.requests import Exchange, Mean
+from regimes.collectives.comm import signals
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 
 TINY = 1e-12  # of the largest squared singular value: zero but for rounding
@@ -74,14 +74,14 @@ class DisagreementGauge(StatelessGauge):
 
     def _products(self, stack: Float[Tensor, "rows N"]) -> Float[Tensor, "layers W W"]:
         """Each worker multiplies all workers' numbers of its part of the coordinates."""
-        world, requests = self.context.world, []
+        world, parts = self.context.world, []
         for part in stack.split([layer.size for layer in self.context.parts], dim=1):
             chunk = max(1, -(-part.shape[1] // world.workers))
             padded = functional.pad(part, (0, chunk * world.workers - part.shape[1]))
-            requests.append(Exchange(padded.unflatten(1, (world.workers, chunk))))
-        parts = world.ask(*requests, layers=range(len(requests)))  # each [rows, W, chunk]
+            parts.append(padded.unflatten(1, (world.workers, chunk)))
+        parts = signals(world, range(len(parts))).all_to_all(parts)  # each [rows, W, chunk]
         own = torch.stack([part.double() @ part.double().mT for part in parts], dim=1)
-        (mean,) = world.ask(Mean(own))
+        (mean,) = signals(world).mean([own])
         return world.add_shards(mean * world.workers)
 
     def read(self, epoch: int) -> Reading:

@@ -28,7 +28,7 @@ from regimes.capabilities import (
     OWN_COLLECTIVES,
     WORKER_GRADIENTS,
 )
-from regimes.collectives.requests import Mean, mean_of_sums
+from regimes.collectives.comm import signals
 from regimes.config import Signal
 from regimes.instruments.base import (
     MeasurementContext,
@@ -141,18 +141,17 @@ class NormsGauge(StatelessGauge):
 
     def _means(self, parts: Iterable[Float[Tensor, "rows ..."]]) -> list[Tensor]:
         """Over all workers, of one part per layer; the bytes are counted for that layer."""
-        requests = [Mean(part) for part in parts]
-        return self.world.ask(*requests, layers=range(len(requests)))
+        parts = [*parts]
+        return signals(self.world, range(len(parts))).mean(parts)
 
     def _mean_squares(self) -> list[Tensor]:
         """The workers' means for whole layers; a worker that is divided among processes sends each
         once."""
-        columns, shards = self._squares().T, self.world.shards
-        if shards == 1:
+        columns = self._squares().T
+        if self.world.shards == 1:
             return self._means(columns)
-        programs = [mean_of_sums(column[:, None], shards) for column in columns]
-        sums = self.world.run_programs(programs, range(len(programs)), signal=True)
-        return [total[0] for total in sums]
+        comm = signals(self.world, range(len(columns)))
+        return [total[0] for total in comm.mean_of_sums([column[:, None] for column in columns])]
 
     def _squares(self) -> Float[Tensor, "rows layers"]:
         (stack,) = self.sums["workers"]

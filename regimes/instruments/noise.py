@@ -18,7 +18,7 @@ from regimes.capabilities import (
     WORKER_GRADIENTS,
     WORKER_MODELS,
 )
-from regimes.collectives.requests import Mean
+from regimes.collectives.comm import signals
 from regimes.config import Bounded
 from regimes.config.bounds import Count
 from regimes.instruments.base import (
@@ -79,7 +79,7 @@ class NoiseGauge(StridedGauge):
         self.big = torch.zeros_like(self.small)
 
     def measure(self, stack: Float[Tensor, "rows N"]) -> None:
-        mean, squares = self.world.ask(Mean(stack), Mean(_layer_squares(stack, self.sizes)))
+        mean, squares = signals(self.world).mean([stack, _layer_squares(stack, self.sizes)])
         small, big = squares.double(), _layer_squares(mean[None], self.sizes)[0].double()
         if self.steps:
             small, big = self.small + small, self.big + big
@@ -212,9 +212,9 @@ class SpreadGauge(StatelessGauge):
             self.distances = [0.0 for _ in layers]
             return
         world, parts = self.context.world, stack.split(self.context.sizes, dim=1)
-        means = world.ask(*(Mean(part) for part in parts), layers=layers)
+        means = signals(world, layers).mean(parts)
         squares = [(p - m).square().sum(1) for p, m in zip(parts, means, strict=True)]
-        (mean,) = world.ask(Mean(torch.stack(squares, dim=1)))
+        (mean,) = signals(world).mean([torch.stack(squares, dim=1)])
         self.distances = mean.sqrt().tolist()
 
     def read(self, epoch: int) -> Reading:

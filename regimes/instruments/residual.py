@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Mean
+from regimes.collectives.comm import signals
 from regimes.config import Bounded
 from regimes.config.bounds import Count
 from regimes.errors import ConfigError
@@ -43,7 +43,7 @@ class ResidualGauge(EndOfEpochGauge):
 
     def read(self, epoch: int) -> Reading:
         world = self.context.world
-        (mean,) = world.ask(Mean(self._squares()))
+        (mean,) = signals(world).mean([self._squares()])
         norms = mean.sqrt()
         if not self.context.reduced:  # there each process has whole residuals of its own
             norms = world.whole_norms(norms)

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regimes.collectives.requests import Gather
+from regimes.collectives.comm import signals
 from regimes.compression.sparse import num_kept, top_indices
 from regimes.config import Bounded, Bounds
 from regimes.config.bounds import Count
@@ -121,7 +121,7 @@ class OverlapGauge(EndOfEpochGauge):
                 for place, draw in enumerate(range(worker, count, world.workers)):
                     masks = self._masks(gradient(draw, "overlap", epoch, batch))
                     packed[row, place] = _pack(masks)
-        (everyone,) = world.ask(Gather(packed))  # [W, rows, bytes]
+        (everyone,) = signals(world).gather([packed])  # [W, rows, bytes]
         in_order = everyone.transpose(0, 1).flatten(0, 1)[:count]
         masks = _unpack(in_order, kinds * self.size).view(count, kinds, self.size)
         if not masks.any(2).all():

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.traffic import costs_per_step

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from regimes import policies
 from regimes.collectives.claims import Claims
+from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.sharded_models import is_divided
 from regimes.config import Signal
 from regimes.errors import ConfigError, RecordError, RegimesError

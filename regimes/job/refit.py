@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.config.retired import RETIRED
 from regimes.errors import ConfigError
 from regimes.policies.controller import Row

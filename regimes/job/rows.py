@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.meter import Meter
-from regimes.collectives.requests import NO_LAYER, Layer
 from regimes.instruments.panel import Readings
 from regimes.policies.controller import Levels
 

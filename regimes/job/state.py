@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.errors import ConfigError
 
 FORMAT = 4

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.collectives.group import on_group
+from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, AnyLevel, GivenLevel, OuterConfig, check_bounds, from_dict

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.agreement import Weights
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError

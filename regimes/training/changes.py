@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from regimes.compression import make_compressor
-from regimes.compression.base import has_feedback, restart_memories
+from regimes.compression.base import has_feedback
+from regimes.compression.bucket import restart_memories
 from regimes.config import OptimizerConfig, RunConfig
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import average_residuals

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.meter import Meter
-from regimes.compression.base import State
+from regimes.compression.bucket import State
 from regimes.compression.kernels import hold_cached_tensors
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError

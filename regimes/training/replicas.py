@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regimes.collectives.requests import NO_LAYER, Mean, Program
+from regimes.collectives.comm import Comm
 from regimes.collectives.sharded_models import local_part
 from regimes.collectives.world import World
 from regimes.training.optimizers import Optimizers
@@ -98,9 +98,7 @@ class Replicas:
         """The means of all workers' floating-point buffers, by their places in ``stacks``."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
-        means = world.run_programs(
-            [_mean_program(self.stacks[i]) for i in floating], [NO_LAYER] * len(floating)
-        )
+        means = Comm(world).mean([self.stacks[i] for i in floating])
         return dict(zip(floating, means, strict=True))
 
     def follow(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
@@ -163,8 +161,18 @@ class Replicas:
         common = [place for place in here[0] if all(place in other for other in here)]
         known = [{*theirs} for theirs in world.gather_object(common)]
         places = [place for place in common if all(place in theirs for theirs in known)]
-        programs = [self._mean_state(*place) for place in places]
-        world.run_programs(programs, [layer for layer, *_ in places])
+        # within one process one after the other: stacks of all would take the model's memory again
+        parts, calls = [places] if world.lockstep else [[place] for place in places], set[Any]()
+        for part in parts:
+            states = [
+                [local_part(o.parts[i].state[self.keys[layer]][key]) for o in self.optimizers]
+                for layer, i, key in part
+            ]
+            comm = Comm(world, [layer for layer, *_ in part], calls=calls)
+            means = comm.mean([torch.stack(own) for own in states])
+            for own, mean in zip(states, means, strict=True):
+                for state in own:
+                    state.copy_(mean)
 
     def _momenta(self, optimizer: Optimizers) -> list[tuple[int, int, str]]:
         """The layers, parts of an optimiser and names of the momenta that it has."""
@@ -175,13 +183,6 @@ class Replicas:
             for key, value in one.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
         ]
-
-    def _mean_state(self, layer: int, part: int, key: str) -> Program:
-        states = [local_part(o.parts[part].state[self.keys[layer]][key]) for o in self.optimizers]
-        mean = yield Mean(torch.stack(states))
-        for state in states:
-            state.copy_(mean)
-        return mean
 
     # -- checkpoint --------------------------------------------------------------------------
 
@@ -198,7 +199,3 @@ class Replicas:
             for tensor, saved in zip(row, state["tensors"], strict=True):
                 tensor.copy_(saved)
             optimizer.load_state_dict(state["optimizer"])
-
-
-def _mean_program(stack: Tensor) -> Program:
-    return (yield Mean(stack))

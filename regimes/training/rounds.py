@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.requests import Mean
+from regimes.collectives.comm import signals
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel, OuterConfig
 from regimes.exchange.nonfinite import loss_with_flag
@@ -154,7 +154,7 @@ class Rounds:
         mean loss."""
         losses = self._delivered_losses()
         if self.pending:
-            means = self.world.ask(Mean(self._pending_losses()))[0]
+            means = signals(self.world).mean([self._pending_losses()])[0]
             losses += [(m, *step) for m, step in zip(means.unbind(), self.pending, strict=True)]
             self.pending = []
         return losses

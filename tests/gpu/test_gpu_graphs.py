@@ -253,13 +253,13 @@ def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
 
 
 def test_a_wait_within_a_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = TopK.send
+    exchange = TopK.exchange
 
     def waits(*args: Any) -> Any:
         waiting()
-        return send(*args)
+        return exchange(*args)
 
-    monkeypatch.setattr(TopK, "send", waits)
+    monkeypatch.setattr(TopK, "exchange", waits)
     settings = [*TINY, "compressor={name='topk'}", "levels={high=10}", "graphs=2"]
     with pretended.gpu(), pytest.raises(ConfigError, match=r"cannot be captured .*stream.*leave"):
         regimes.run(config(*settings, "data.train_size=64"), tmp_path / "run")

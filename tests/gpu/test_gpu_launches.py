@@ -57,9 +57,9 @@ UNBOUNDED = {  # they need another task or network than these, or act between st
     "deficit other-task",
 }
 PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is put into, by its row
-    "sign": (Sign, "send_bucket"),
-    "acp-sgd": (ACPSGD, "reduce"),
-    "dct-topk": (DCTTopK, "reduce"),
+    "sign": (Sign, "exchange"),
+    "acp-sgd": (ACPSGD, "exchange"),
+    "dct-topk": (DCTTopK, "exchange"),
     "local steps": (Rounds, "step"),
     "gpt": (GPT, "forward"),
     "adamw": (torch.optim.AdamW, "step"),

@@ -14,8 +14,8 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
+from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import backend_string
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK

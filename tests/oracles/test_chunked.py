@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.chunked import ChunkedTopK, in_bins
 from regimes.compression.reducer import Reducer

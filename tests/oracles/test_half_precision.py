@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import regimes
 from regimes import report
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerState
 from regimes.compression.reducer import Reducer

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regimes.collectives.requests import Layer, Piece
+from regimes.collectives.layers import Layer, Piece
 from regimes.compression.all_reduce import dequantise_rows, quantise_rows, wire_bytes
 from regimes.compression.pieces import Pieces
 from regimes.compression.scatter import QuantisedScatter

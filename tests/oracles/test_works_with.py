@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import regimes
 from regimes import RunConfig, capabilities, compression, override
 from regimes.capabilities import MEANING, Mode, Part
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.scatter import QuantisedScatter
 from regimes.ddp import attaching

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
@@ -85,9 +85,7 @@ def simulated(stage: list[dict[str, Any]]) -> dict[str, Tensor]:
             state.residual = torch.stack(owed).mean(0).repeat(count, 1, 1)
         stack = torch.stack([process["gradients"][layer.name] for process in stage])
         level = LEVELS.get(stage[0]["levels"][layer.name], DENSE)
-        (found[layer.name],) = world.run_programs(
-            [reducer.compressors[i].reduce(stack, state, level)], [i]
-        )
+        found[layer.name] = reducer.reduce([i], {i: stack}, {i: level})[i]
     return found
 
 

@@ -100,7 +100,7 @@ def steps(case: Case, world: World, bucket_mb: float) -> dict[str, Any]:
     for step in range(STEPS):
         level = 10 if case.topk and step != 2 else LEVELS[step]
         levels = [level if p.ndim > 1 else "dense" for p in e.gradients.parameters]
-        updates, loss, _ = e.take_step(*batch(step, world), 0, step, levels, time)
+        updates, loss, *_ = e.take_step(*batch(step, world), 0, step, levels, time)
         found.append(torch.cat([u.flatten() for u in updates]))
         losses.append(loss)
     e.close()
@@ -195,7 +195,7 @@ def poisoned(rank: int, layer: str) -> float:
         parameter = e.gradients.model.get_parameter(layer)
         parameter.register_hook(lambda g: g * float("nan"))
     x, y = batch(0, e.exchange.world)
-    _, loss, _ = e.take_step(
+    _, loss, *_ = e.take_step(
         x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device)
     )
     return loss.item()

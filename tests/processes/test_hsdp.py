@@ -16,7 +16,7 @@ from ddp_scripts.hsdp import Case
 
 import regimes
 from regimes import compression
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.config import FeedbackLevel
 from regimes.cost.cases import recorded_work
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
-from regimes.compression.base import restart_memories
+from regimes.compression.bucket import restart_memories
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError

@@ -15,10 +15,10 @@ from ddp_scripts import group
 
 from regimes.collectives.agreement import digest
 from regimes.collectives.call_guard import gather_bytes
+from regimes.collectives.comm import Comm, signals
 from regimes.collectives.connect import connect_world, leave_group
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import Group, default_group
-from regimes.collectives.requests import Gather, Mean
 from regimes.collectives.world import World
 from regimes.errors import ConfigError, TrainingError
 
@@ -33,20 +33,21 @@ def tensors(workers: range) -> list[torch.Tensor]:
     return [torch.stack([one(w, i) for w in workers]) for i in range(len(SHAPES))]
 
 
-def program(tensor: torch.Tensor, gathers: bool) -> Any:
-    """Two rounds, of kinds that differ between programs."""
-    mean = yield Mean(tensor)
-    if gathers:
-        everyone = yield Gather((tensor * 3).to(torch.int16))
-        return mean + everyone.double().sum(0)
-    return (yield Mean(tensor * mean)) - mean
+def exchange(parts: list[torch.Tensor], comm: Comm) -> list[torch.Tensor]:
+    """A mean of all, then a gathering of the one and a mean of the others."""
+    means = comm.mean(parts)
+    (everyone,) = comm.gather([(parts[1] * 3).to(torch.int16)], [{1: parts[1][0].numel()}])
+    others = [0, 2]
+    shares = [{i: parts[i][0].numel()} for i in others]
+    again = comm.mean([parts[i] * means[i] for i in others], shares)
+    found = {i: mean - means[i] for i, mean in zip(others, again, strict=True)}
+    return [found[0], means[1] + everyone.double().sum(0), found[2]]
 
 
 def work(world: World) -> dict[str, Any]:
     world.meter.dtype = torch.float64
     stacked = tensors(world.hosted)
-    programs = [program(t, gathers=i == 1) for i, t in enumerate(stacked)]
-    results = world.run_programs(programs, range(len(programs)))
+    results = exchange(stacked, Comm(world, range(len(stacked))))
     rows = torch.tensor([[float(w)] for w in world.hosted], dtype=torch.float64)
     first = rows[:1].clone()
     several = [first, first.long() + 5, first.expand(2, 3).clone().T, first.long().bool()]
@@ -191,7 +192,9 @@ def test_every_process_names_the_first_that_holds_something_else(
 
 def test_the_meter_counts_signals_as_bytes_only() -> None:
     world = World(2)
-    world.run_programs([program(torch.ones(2, 3), gathers=False)], [0], signal=True)
+    comm = signals(world, [0])
+    for _ in range(2):
+        comm.mean([torch.ones(2, 3)])
     meter = world.meter.take_counts()
     assert meter.layers[0].floats == 0
     assert meter.layers[0].bytes == 2 * 3 * 4

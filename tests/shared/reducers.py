@@ -8,7 +8,7 @@ import torch
 from analysis.plugins.cosine import DCTTopK
 from analysis.plugins.low_pass import LowPass
 from analysis.plugins.threshold import Threshold
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.chunked import ChunkedTopK

@@ -16,7 +16,7 @@ import torch
 from runs import weights
 
 import regimes
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer

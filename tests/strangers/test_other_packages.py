@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from regimes import Compressor, Decision, Mean, Traffic
+from regimes import Compressor, Decision, Traffic
 from regimes.data.classification import ImageTask
 from regimes.data.deficits import Deficit
 from regimes.instruments.base import Reading, StatelessGauge
@@ -29,9 +29,14 @@ class RowMean(Compressor):
 
     def check(self, level): ...
 
-    def send(self, delta, state, level):
-        mean = yield Mean(rows := delta.mean(2))
-        return mean[:, None].expand(delta.shape[1:]).clone(), rows[..., None].expand_as(delta)
+    def exchange(self, bucket, comm):
+        rows = [delta.mean(2) for delta in bucket.deltas]
+        shapes = [delta.shape[1:] for delta in bucket.deltas]
+        updates = [
+            mean[:, None].expand(shape).clone() for mean, shape in zip(comm.mean(rows), shapes)
+        ]
+        bucket.subtract([row[..., None] for row in rows])
+        return updates
 
     def traffic(self, layer, level, workers, itemsize=4):
         return Traffic(layer.matrix[0], layer.matrix[0] * itemsize)

@@ -17,7 +17,8 @@ import torch
 from configs import smoke_constant_rate as config
 
 import regimes
-from regimes import Compressor, Decision, Mean, Traffic
+from regimes import Compressor, Decision, Traffic
+from regimes.compression.sparse import TopK
 from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import EndOfEpochGauge, Reading
 from regimes.records import RecordWriter, load, make_reporters, read_lines
@@ -51,45 +52,43 @@ class Half(Compressor):
 
     def check(self, level: Any) -> None: ...
 
-    def send(self, delta: Any, state: Any, level: Any) -> Any:
-        if self.wrong == "no generator":
-            return delta[0], None
-        return self._send(delta)
-
-    def _send(self, delta: Any) -> Any:
-        update = yield Mean(delta / 2)
-        sent = delta / 2
-        if self.wrong == "sent of a row":
-            sent = sent[:, :1]
-        if self.wrong == "sent of a number":
-            sent = sent.mean()
-        if self.wrong == "sent is a list":
-            sent = sent.tolist()
-        if self.wrong == "delta is changed":
-            delta -= sent
-        if self.wrong == "update of one worker more":
-            update = update[None]
-        if self.wrong == "update in half":
-            update = update.half()
+    def exchange(self, bucket: Any, comm: Any) -> Any:
+        halves = [delta / 2 for delta in bucket.deltas]
+        updates = comm.mean(halves)
+        if self.wrong == "deltas are changed" or self.wrong == "more is taken out":
+            for delta in bucket.deltas:
+                delta.mul_(0.25)
+        else:
+            bucket.subtract(halves)
+        if self.wrong == "updates of one worker more":
+            updates = [torch.stack([update, update]) for update in updates]
+        if self.wrong == "updates in half":
+            updates = [update.half() for update in updates]
         if self.wrong == "one thing":
-            return update
-        return update, sent
+            return updates[0]
+        if self.wrong == "one too few":
+            return updates[1:]
+        if self.wrong == "a generator":
+            return (update for update in updates)
+        return updates
 
     def traffic(self, layer: Any, level: Any, workers: int, itemsize: int = 4) -> Traffic:
         less = self.wrong == "traffic"
         return Traffic(layer.size - less, layer.size * itemsize - itemsize * less)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TopKOfTheMean(TopK):
+    linear = True  # which is untrue
+
+
 COMPRESSORS = {
-    "sent of a row": r"sent is float32 \[4, 1, 9\], expected float32 \[4, 8, 9\] or",
-    "sent of a number": r"sent is float32 \[\], expected float32 \[4, ",
-    "sent is a list": "sent is a list, expected a tensor or None",
-    "delta is changed": "send changed delta in place, expected to leave it as it is",
-    "update of one worker more": r"the update is float32 \[1, 8, 9\], expected float32 \[8, 9\]",
-    "update in half": "the update is float16 .*, expected float32",
-    "one thing": r"send returned Tensor, expected \(update, sent\)",
-    "no generator": "send returned a tuple, expected a generator",
-    "traffic": "traffic says 71 floats and 284 bytes a step at level 1, send has asked for 72",
+    "updates of one worker more": r"an update is float32 \[2, 8, 9\], expected float32 \[8, 9\]",
+    "updates in half": "an update is float16 .*, expected float32",
+    "one thing": "exchange returned Tensor, expected a list of . updates, one for each layer",
+    "one too few": "exchange returned . of them, expected a list of . updates",
+    "a generator": "exchange returned generator, expected a list of . updates",
+    "traffic": "traffic says 71 floats and 284 bytes a step at level 1, exchange has passed on 72",
 }
 
 
@@ -101,22 +100,68 @@ def compressing(wrong: str, *settings: str) -> Any:
 
 @pytest.mark.parametrize("wrong", COMPRESSORS)
 def test_a_compressors_wrong_return(wrong: str, tmp_path: Path) -> None:
-    sentence = "the compressor Half, layer .*: " + COMPRESSORS[wrong]
+    sentence = "the compressor Half.*: " + COMPRESSORS[wrong]
     with pytest.raises(ConfigError, match=sentence):
         regimes.run(compressing(wrong), tmp_path)
     assert not read_lines(tmp_path / "epochs.jsonl")
 
 
-def test_the_right_one_trains_and_delta_may_be_kept_without_feedback(tmp_path: Path) -> None:
+def test_the_right_one_trains_and_conforms(tmp_path: Path) -> None:
     assert regimes.run(compressing(""), tmp_path / "right").finished
-    with pytest.raises(ConfigError, match="send changed delta in place"):
-        regimes.run(
-            compressing("delta is changed", "compressor.error_feedback=false"), tmp_path / "wrong"
-        )
+    for feedback in (True, False, 0.5):
+        regimes.check_compressor(Half(error_feedback=feedback), 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (Half(wrong="more is taken out"), "layer0: the update is not the mean of what was taken"),
+        (Half(wrong="deltas are changed", error_feedback=False), "exchange changed the gradients"),
+        (Half(wrong="traffic"), "traffic says 59 floats .* exchange has passed on 60"),
+        (Half(wrong="updates in half"), "an update is float16"),
+        (TopKOfTheMean(), "linear, but the update depends on more than the mean"),
+    ],
+)
+def test_one_that_breaks_its_contract_is_found_by_its_authors_test(
+    made: Compressor, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        regimes.check_compressor(made, 1)
+
+
+def test_a_generator_of_an_earlier_version_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"Old has a generator `send`.*exchange\(bucket, comm\)"):
+
+        class Old(Compressor):
+            def send(self, delta: Any, state: Any, level: Any) -> Any: ...
+
+
+def test_an_answer_is_apart_from_what_is_subtracted() -> None:
+    """Within one process a mean of one worker, or what is gathered, could be the delta itself."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Whole(Half):
+        gathers: bool = False
+
+        def exchange(self, bucket: Any, comm: Any) -> Any:
+            if self.gathers:
+                everyone = comm.gather(bucket.deltas)
+                bucket.subtract(bucket.deltas)
+                return [of_layer.mean(0) for of_layer in everyone]
+            means = comm.mean(bucket.deltas)
+            bucket.subtract(bucket.deltas)
+            return means
+
+        def traffic(self, layer: Any, level: Any, workers: int, itemsize: int = 4) -> Traffic:
+            times = workers if self.gathers else 1
+            return Traffic(layer.size * times, layer.size * itemsize)
+
+    for gathers in (False, True):
+        regimes.check_compressor(Whole(gathers=gathers), 1, workers=[1, 2])
 
 
 def test_a_gradient_of_nan_is_no_changed_delta() -> None:
-    from regimes.collectives.requests import Layer
+    from regimes.collectives.layers import Layer
     from regimes.collectives.world import World
     from regimes.compression.reducer import Reducer
 
@@ -127,7 +172,7 @@ def test_a_gradient_of_nan_is_no_changed_delta() -> None:
 
 def test_steps_of_two_kinds_have_the_traffic_of_their_mean() -> None:
     """Those of ACP-SGD, which sends P, then Q; and a formula that forgets it."""
-    from regimes.collectives.requests import Layer
+    from regimes.collectives.layers import Layer
     from regimes.collectives.world import World
     from regimes.compression.powersgd import ACPSGD
     from regimes.compression.reducer import Reducer
@@ -149,31 +194,9 @@ def test_steps_of_two_kinds_have_the_traffic_of_their_mean() -> None:
             if good:
                 reducer.reduce([0], [stack], [1], None)
                 continue
-            sentence = rf"traffic says {14 * halves} floats .* send has asked for {7 * halves}"
+            sentence = rf"traffic says {14 * halves} floats .* exchange has passed on {7 * halves}"
             with pytest.raises(ConfigError, match=sentence):
                 reducer.reduce([0], [stack], [1], None)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_layers_of_a_bucket_are_checked_as_one_alone(layers: int) -> None:
-    from regimes.collectives.requests import Layer
-    from regimes.collectives.world import World
-    from regimes.compression.elementwise import Cast
-    from regimes.compression.reducer import Reducer
-
-    @dataclass(frozen=True, kw_only=True)
-    class Doubles(Cast):
-        error_feedback: bool | float = False
-
-        def send_bucket(self, deltas: Any, states: Any, level: Any) -> Any:
-            for delta in deltas:
-                delta.mul_(2)
-            return (yield from super().send_bucket(deltas, states, level))
-
-    named = [Layer(f"w{i}", (2, 3)) for i in range(layers)]
-    reducer = Reducer(Doubles(), named, World(2), seed=0)
-    with pytest.raises(ConfigError, match="Doubles, layer w0: send changed delta in place"):
-        reducer.reduce(range(layers), [torch.ones(2, 2, 3) for _ in named], ["bf16"] * layers)
 
 
 # -- policies --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import scipy.fft
 import torch
 
 from analysis.plugins.cosine import DCTTopK, dct_basis
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.errors import ConfigError

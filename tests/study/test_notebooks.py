@@ -159,7 +159,7 @@ def test_what_a_notebook_lacks_is_found() -> None:
     assert list_lacking(
         ["import regimes\nclass Mine(regimes.Compressor):\n    def check(self): ..."]
     ) == [
-        "Mine.send",
+        "Mine.exchange",
         "Mine.traffic",
     ]
 

@@ -13,7 +13,7 @@ import torch
 from analysis.rates import quadratic
 from analysis.rates.quadratic import at_share, energy, of_dense
 from analysis.rates.quadratic_model import FILTERS, computed, limit, power_step, radius, simulated
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer

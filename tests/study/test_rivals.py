@@ -16,7 +16,7 @@ from configs import smoke as config
 import regimes
 from analysis.plugins.rivals import Rivals
 from analysis.tournament import error_per_float
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY, make_compressor
 from regimes.errors import ConfigError, RecordError

@@ -8,7 +8,7 @@ import torch
 from ddp_scripts import fsdp
 
 from analysis.plugins.scattered import ScatteredMean
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 

@@ -8,8 +8,8 @@ from ddp_scripts import group
 from torch import Tensor
 
 from analysis.plugins.threshold import Threshold
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order

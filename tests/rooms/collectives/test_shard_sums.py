@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.collectives.layers import Traffic
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Traffic
 
 
 def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:

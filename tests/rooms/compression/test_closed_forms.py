@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.compression import Compressor, kernels
-from regimes.compression.base import State
+from regimes.compression.bucket import State
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.kernels import (

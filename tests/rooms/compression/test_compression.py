@@ -9,7 +9,7 @@ import torch
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from analysis.plugins.cosine import DCTTopK
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.elementwise import Cast
 from regimes.compression.powersgd import ACPSGD, PowerSGD

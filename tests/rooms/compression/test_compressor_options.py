@@ -14,8 +14,8 @@ import pytest
 import torch
 from ddp_scripts import group
 
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.reducer import Reducer

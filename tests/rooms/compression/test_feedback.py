@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.elementwise import Cast
@@ -230,7 +230,7 @@ def test_a_replayed_step_leaves_the_fields_of_one_that_is_not() -> None:
     graph: Any = SimpleNamespace(after=[graphs._remembered(state)])
     vars(state).update(before)
     graph.inputs = [getattr(of, name) for of, name in graphs._tensor_fields([state])]
-    graphs.Graphs._move_memories(SimpleNamespace(reducer=to), graph)  # type: ignore[arg-type]
+    graphs.Graphs._move_memories(SimpleNamespace(reducer=to), graph, ())  # type: ignore[arg-type]
     assert after["residual_rate"] == 0.01
     assert vars(state).keys() == after.keys()
     for name, value in after.items():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from analysis.plugins.low_pass import LowPass
+from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression import Compressor
 from regimes.compression.elementwise import Cast, Quantise, Sign

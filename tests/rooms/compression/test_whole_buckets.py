@@ -11,8 +11,9 @@ import torch
 from reducers import gradients, layers, world
 from torch import Tensor
 
-from regimes.collectives.requests import Layer
-from regimes.compression.base import Compressor, end_to_end
+from regimes.collectives.layers import Layer
+from regimes.compression.base import Compressor
+from regimes.compression.bucket import end_to_end
 from regimes.compression.elementwise import Cast
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK
@@ -23,14 +24,14 @@ from regimes.config import DENSE, Level
 class OneByOne(Cast):
     """The same, layer by layer."""
 
-    takes_bucket: ClassVar[bool] = False
+    one_level: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKOneByOne(RandomK):
     """The same, layer by layer."""
 
-    takes_bucket: ClassVar[bool] = False
+    one_level: ClassVar[bool] = False
 
 
 PAIRS: dict[str, tuple[type[Compressor], type[Compressor], tuple[Level, Level]]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY
 from regimes.compression.reducer import Reducer

@@ -11,7 +11,7 @@ import torch
 from configs import smoke
 
 import regimes
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.detectors.statistics import Statistic
 from regimes.instruments.base import MeasurementContext

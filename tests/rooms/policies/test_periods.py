@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes import RunConfig, override
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext

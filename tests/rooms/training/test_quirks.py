@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import regimes
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK

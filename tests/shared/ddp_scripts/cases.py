@@ -185,8 +185,7 @@ def simulated(case: Case) -> dict[str, Any]:
                     p.grad = torch.zeros_like(p) if i in touched and not case.set_to_none else None
                     continue
                 value = values.get(levels[i], DENSE)
-                program = reducer.compressors[i].reduce(stack, reducer.states[i], value)
-                p.grad = world.run_programs([program], [i])[0]
+                p.grad = reducer.reduce([i], {i: stack}, {i: value})[i]
                 sums[i] += p.grad
                 touched.add(i)
             optimizer.step()

@@ -272,8 +272,7 @@ def _step(
             continue
         stack = torch.stack([torch.zeros_like(p) if g is None else g for g in column])
         value = level if reducer.layers[i].compressed else "dense"
-        program = reducer.compressors[i].reduce(stack, reducer.states[i], value)
-        p.grad = reducer.world.run_programs([program], [i])[0].clone()
+        p.grad = reducer.reduce([i], {i: stack}, {i: value})[i].clone()
 
 
 def local(case: Case) -> dict[str, dict[str, Any]]:

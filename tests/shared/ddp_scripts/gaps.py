@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import regimes
 from regimes.collectives.group import on_group, on_mesh
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.requests import Layer
 from regimes.collectives.world import World
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.disagreement import Disagreement

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 import regimes
 from regimes.collectives import connect, devices, faults, group, process_group, processes
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import regimes
-from regimes.collectives.requests import Layer
+from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
@@ -267,11 +267,10 @@ def simulated(replicas: int, shards: int, case: Case) -> dict[str, Any]:
                     continue
                 parts = stack.split([piece.shape[0] for piece in pieces[i]], dim=1)
                 level = values.get(levels[i], DENSE)
-                programs = []
-                for j, part in zip(places, parts, strict=True):
-                    at_level, plain = reducer.at(j, level)
-                    programs.append(at_level.reduce(part, reducer.states[j], plain))
-                p.grad = torch.cat(world.run_programs(programs, list(places)))
+                own = dict(zip(places, parts, strict=True))
+                p.grad = torch.cat(
+                    [*reducer.reduce(places, own, dict.fromkeys(own, level)).values()]
+                )
                 sums[i] += p.grad
             if case.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, case.clip)

@@ -27,10 +27,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.collectives.comm import Comm
+from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.process_group import GATHER
-from regimes.collectives.requests import Layer, Mean, Traffic
 from regimes.compression import Compressor, State
-from regimes.compression.base import Sending
+from regimes.compression.bucket import Bucket
 from regimes.config import Level, RunConfig
 from regimes.data import load_task
 from regimes.ddp import attach
@@ -335,11 +336,14 @@ class Counting(Compressor):
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> CountingState:
         return CountingState((seed, layer.name), first_worker, count=torch.zeros(1))
 
-    def send(self, delta: Tensor, state: State, level: Level) -> Sending:
-        assert isinstance(state, CountingState)
-        assert state.count is not None
-        part = delta / state.count.add_(1).double()
-        return (yield Mean(part)), part
+    def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
+        parts = []
+        for delta, state in zip(bucket.deltas, bucket.states, strict=True):
+            assert isinstance(state, CountingState)
+            assert state.count is not None
+            parts.append(delta / state.count.add_(1).double())
+        bucket.subtract(parts)
+        return comm.mean(parts)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         return Traffic(layer.size, layer.size * itemsize)

@@ -1,19 +1,10 @@
-"""What a compressor asks of the other workers, and how it is counted.
-
-A program is a generator that yields ``Mean``, ``Gather`` or ``Exchange`` requests, receives their
-results, and returns a tensor. It never calls a collective; ``World.run_programs`` does. Where
-several processes hold shards of a worker's layers (``collectives.sharded_models``), ``SumShards``
-and ``JoinShards`` ask among them.
-"""
+"""What is exchanged and how it is counted: layers, their shards, and traffic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple
 
 NO_LAYER = -1  # a layer index for traffic that belongs to no layer, such as the loss
 MARKS = -2  # of what processes tell each other of their passes: counted nowhere, as objects are
@@ -102,82 +93,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """Ask for the mean over all W workers: ``[L, ...] -> [...]``.
-
-    Attributes:
-        sizes: of a program for several layers, how many of a worker's numbers each layer has, in
-            any order. So in the other requests.
-    """
-
-    tensor: Tensor
-    sizes: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Ask for every worker's tensor, in worker order: ``[L, ...] -> [W, ...]``."""
-
-    tensor: Tensor
-    sizes: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Ask for the parts that all workers have for each hosted one, an all-to-all of ``[L, W,
-    ...]``: part w is for worker w before it, and from worker w after it."""
-
-    tensor: Tensor
-    sizes: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Scatter(Exchange):
-    """The same, where nothing is gathered afterwards: the owner of a part keeps its sum, as in the
-    reduce-scatter of sharded parameters."""
-
-
-@dataclass(frozen=True)
-class SumShards:
-    """Ask for this shard's share of a sum over the shards of each hosted worker: ``[L, k] -> [L,
-    share]``. Shares are divided as rows are, see ``Shard``."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True)
-class JoinShards:
-    """Ask for the parts of all shards of a worker, end to end: ``[part] -> [size]``.
-
-    Attributes:
-        chunk: numbers of the first part; the last ones may be shorter.
-    """
-
-    tensor: Tensor
-    chunk: int
-    size: int
-
-
-def mean_of_sums(own: Tensor, shards: int) -> Program:
-    """The workers' mean of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share of
-    the sum, so that a worker sends it once."""
-    share = yield SumShards(own)
-    mean = yield Mean(share)
-    joined: Tensor = yield JoinShards(mean, -(-own.shape[1] // shards), own.shape[1])
-    return joined
-
-
-class Batched:
-    """Ask for ``kernel([arguments])[0]``, work of this process: nothing travels. On a GPU the
-    requests of all programs for one kernel share a call, in which each has an entry of the list."""
-
-    def __init__(
-        self, kernel: Callable[[Sequence[tuple[Any, ...]]], Sequence[Any]], *arguments: Any
-    ) -> None:
-        self.kernel, self.arguments = kernel, arguments
-
-
-@dataclass(frozen=True)
 class Traffic:
     """What one step passes to the collectives.
 
@@ -203,8 +118,3 @@ class Traffic:
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.floats + other.floats, self.bytes + other.bytes)
-
-
-Collective = Mean | Gather | Exchange | SumShards | JoinShards
-Request = Collective | Batched
-Program = Generator[Request, Any, Tensor]

@@ -1,0 +1,251 @@
+"""What the exchange of some layers asks of the other workers, and counts.
+
+A compressor calls ``comm.mean``, ``comm.gather`` or ``comm.all_to_all`` with a list that has a part
+of each layer, and gets the list of answers. What one call is given travels together: as one
+collective for each type of numbers. In a world of one process nothing travels; the answers, and
+the counts, are those of as many processes as there are workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regimes.collectives.layers import MARKS, NO_LAYER
+from regimes.collectives.world import World
+
+Shares = Sequence[Mapping[int, int]]  # of each part: how many of a worker's numbers a layer has
+
+
+@dataclass
+class Riders:
+    """Numbers that travel with the first mean of a bucket, whoever asks for it: layers that are not
+    compressed, and the flag of a finite step. A collective of their own would cost a latency.
+
+    Attributes:
+        waiting: by layer, ``[L, ...]``, in the order in which they travel.
+        places: of all layers of the bucket, those of the riders included: parts travel in this
+            order, which is that of all processes. It is a part of the numbers: between three or
+            more processes the order of additions depends on the place.
+        unjoined: numbers of no layer whose mean each shard of a worker has of its own; they travel
+            with the first ``join_shards``, and their mean is over the shards, too.
+        means: those that have travelled.
+    """
+
+    waiting: dict[int, Tensor] = field(default_factory=dict)
+    places: Mapping[int, int] = field(default_factory=dict)
+    unjoined: Float[Tensor, " k"] | None = None
+    means: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Comm:
+    """The collectives of some layers.
+
+    A part has a leading axis of the L workers that this process hosts. All processes make the same
+    calls in the same order.
+
+    Attributes:
+        layers: for which parts are counted, one after the other; None: for no layer.
+        turn: how many calls have been made.
+        kept: tensors that the caller changes afterwards, such as a bucket's deltas. Within one
+            process an answer may be what was asked itself; of these it is then a copy.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        layers: Sequence[int] | None = None,
+        *,
+        signal: bool = False,
+        riders: Riders | None = None,
+        calls: set[Any] | None = None,
+        turn: int = 0,
+    ) -> None:
+        """
+        Args:
+            signal: these are a detector's statistics: bytes, but no floats of the paper's count.
+            riders: what travels with the first mean.
+            calls: the collectives that count as made already. In a world of one process layers are
+                exchanged one after the other; between processes one collective would carry them.
+        """
+        self.world, self.layers, self.signal = world, layers, signal
+        self.riders = riders or Riders()
+        self.calls, self.turn = set[Any]() if calls is None else calls, turn
+        self.kept: Sequence[Tensor] = ()
+
+    def mean(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
+        """The mean of each part over all W workers: ``[L, ...] -> [...]``.
+
+        Args:
+            shares: where a part has the numbers of several layers, how many each layer has. So in
+                the other methods.
+        """
+        self._count("mean", parts, shares)
+        if not self.riders.waiting:
+            means = self.world.mean_over_workers([*parts])
+        else:
+            means = self._mean_with_riders(parts, shares)
+        self.turn += 1
+        return self._apart(means)
+
+    def gather(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
+        """Every worker's part, in the order of the workers: ``[L, ...] -> [W, ...]``."""
+        self._before_others()
+        self._count("gather", parts, shares)
+        self.turn += 1
+        return self._apart(self.world.all_gather([*parts]))
+
+    def all_to_all(
+        self, parts: Sequence[Tensor], shares: Shares = (), *, kept: bool = False
+    ) -> list[Tensor]:
+        """The parts that all workers have for each hosted one: of ``[L, W, ...]`` entry w is for
+        worker w before it, and from worker w after it.
+
+        Args:
+            kept: nothing is gathered afterwards, the owner of a part keeps its sum, as in the
+                reduce-scatter of sharded parameters.
+        """
+        self._before_others()
+        self._count("scatter" if kept else "exchange", parts, shares)
+        self.turn += 1
+        return self._apart(self.world.all_to_all([*parts]))
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """From here on no answer shares memory with these."""
+        self.kept = tensors if self.world.processes == 1 else ()
+
+    def _apart(self, answers: list[Tensor]) -> list[Tensor]:
+        """The answers, those that share memory with what is ``kept`` as copies."""
+        if not self.kept:
+            return answers
+        memory = {tensor.untyped_storage().data_ptr() for tensor in self.kept}
+        return [
+            answer.clone() if answer.untyped_storage().data_ptr() in memory else answer
+            for answer in answers
+        ]
+
+    # -- among the shards of a worker ----------------------------------------------------------
+
+    def sum_shards(self, parts: Sequence[Float[Tensor, "hosted _"]]) -> list[Tensor]:
+        """This shard's share of each sum over the shards of a worker: ``[L, k] -> [L, share]``.
+        Shares are divided as rows are, see ``Shard``."""
+        self._count_within("sum", parts)
+        self.turn += 1
+        return self.world.sum_shards([*parts])
+
+    def join_shards(
+        self, parts: Sequence[Float[Tensor, " _"]], chunks: Sequence[int], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """The parts of all shards of a worker, end to end: ``[part] -> [size]``.
+
+        Args:
+            chunks: numbers of the first shard's part; those of the last ones may be fewer.
+        """
+        own, self.riders.unjoined = self.riders.unjoined, None
+        if own is None:
+            self._count_within("join", parts)
+            self.turn += 1
+            return self.world.join_shards([*parts], chunks, sizes)
+        shards, count = self.world.shards, len(own)
+        *joined, everyone = self.join_shards(
+            [*parts, own], [*chunks, count], [*sizes, shards * count]
+        )
+        self.riders.means[NO_LAYER] = everyone.view(shards, -1).mean(0)
+        return joined
+
+    def mean_of_sums(self, sums: Sequence[Float[Tensor, "hosted _"]]) -> list[Tensor]:
+        """The workers' means of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share
+        of a sum, so that a worker sends it once."""
+        if self.world.shards == 1:
+            return self.mean(sums)
+        sizes = [own.shape[1] for own in sums]
+        chunks = [-(-size // self.world.shards) for size in sizes]
+        return self.join_shards(self.mean(self.sum_shards(sums)), chunks, sizes)
+
+    # -- riders ----------------------------------------------------------------------------------
+
+    def send_riders(self) -> None:
+        """Send those that have not travelled yet."""
+        if self.riders.waiting:
+            self._mean_with_riders([], ())
+        if self.riders.unjoined is not None:
+            self.join_shards([], [], [])
+
+    def _before_others(self) -> None:
+        """Riders take the mean that would leave beside a first collective of another kind."""
+        if self.turn == 0 and self.riders.waiting:
+            self._mean_with_riders([], ())
+
+    def _mean_with_riders(self, parts: Sequence[Tensor], shares: Shares) -> list[Tensor]:
+        waiting, self.riders.waiting = self.riders.waiting, {}
+        for layer, part in waiting.items():
+            self._count_part("mean", layer, part)
+        places = self.riders.places
+        travelling = [(places[layer], layer, part, True) for layer, part in waiting.items()]
+        for i, part in enumerate(parts):
+            first = next(iter(shares[i])) if shares else self._layer(i)
+            travelling.append((places[first], i, part, False))
+        travelling.sort(key=lambda one: one[0])
+        means = self.world.mean_over_workers([part for _, _, part, _ in travelling])
+        answers: dict[int, Tensor] = {}
+        for (_, key, _, rides), mean in zip(travelling, means, strict=True):
+            (self.riders.means if rides else answers)[key] = mean
+        if self.world.shards > 1:
+            self.riders.unjoined = self.riders.means.pop(NO_LAYER, None)
+        return [answers[i] for i in range(len(parts))]
+
+    # -- counts ------------------------------------------------------------------------------------
+
+    def _layer(self, place: int) -> int:
+        return NO_LAYER if self.layers is None else self.layers[place]
+
+    def _count(self, kind: str, parts: Sequence[Tensor], shares: Shares) -> None:
+        for i, part in enumerate(parts):
+            if shares:
+                self._count_part(kind, [*shares[i]], part, [*shares[i].values()])
+            else:
+                self._count_part(kind, self._layer(i), part)
+
+    def _count_part(
+        self, kind: str, layer: int | Sequence[int], part: Tensor, sizes: Iterable[int] = ()
+    ) -> None:
+        if layer == MARKS:
+            return
+        convention = layer != NO_LAYER and not self.signal
+        self.world.meter.count_request(layer, kind, part, convention, [*sizes])
+        self._count_call(kind, torch.uint8 if kind != "mean" else part.dtype)
+
+    def _count_within(self, kind: str, parts: Iterable[Tensor]) -> None:
+        for part in parts:
+            self.world.meter.count_within(kind, part)
+            self._count_call(kind, part.dtype)
+
+    def _count_call(self, kind: str, travels_as: torch.dtype) -> None:
+        """Count a collective of this turn, unless an earlier part travels with it."""
+        call = self.turn, kind, travels_as
+        if call not in self.calls:
+            self.calls.add(call)
+            made = self.world.meter.calls
+            made[kind] = made.get(kind, 0) + 1
+
+
+def signals(world: World, layers: Sequence[int] | None = None) -> Comm:
+    """The collectives of an instrument or a detector.
+
+    Args:
+        layers: of the parts; None: they belong to none.
+    """
+    return Comm(world, layers, signal=True)
+
+
+def mean_apart(world: World, flat: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The mean over all processes, also over those that hold one worker together, for an instrument
+    that only watches: a job without it would send none of this, so it is counted apart."""
+    with world.counting_apart():
+        (total,) = signals(world).mean_of_sums([flat[None]])
+    return total / world.shards

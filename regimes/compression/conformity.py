@@ -1,0 +1,106 @@
+"""Does a compressor keep its contract? For the tests of those who write one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regimes.collectives.layers import Layer
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor, check_level
+from regimes.compression.reducer import Reducer
+from regimes.config import AnyLevel
+from regimes.errors import ConfigError, require
+
+SHAPES = ((6, 10), (8, 3, 3, 3), (4, 1))
+CLOSE = 1e-9  # of a layer's largest number, in float64
+
+
+def check_compressor(
+    compressor: Compressor,
+    level: AnyLevel,
+    *,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    workers: Sequence[int] = (1, 3),
+    exact: bool = True,
+) -> None:
+    """Try a compressor on random gradients of simulated workers, in float64.
+
+    Args:
+        level: one of its levels.
+        shapes: of the layers' weights.
+        workers: how many simulate; each number is tried.
+        exact: with error feedback the update is the mean of what the workers took out of their
+            deltas, as it is for every compressor that neither amplifies nor rounds what it sends
+            for some workers alone.
+
+    Raises:
+        ConfigError: an update of another size or type; gradients that were changed; an update that
+            is not what was taken out; ``traffic`` differs from what was counted; ``linear``, where
+            the update depends on more than the mean of the gradients.
+
+    >>> from regimes.compression.powersgd import PowerSGD
+    >>> check_compressor(PowerSGD(), 2)
+    """
+    known = isinstance(compressor, Compressor)
+    require(known, "compressor", compressor, "an object of a subclass of Compressor")
+    check_level(compressor, level)
+    layers = [Layer(f"layer{i}", shape) for i, shape in enumerate(shapes)]
+    for count in workers:
+        reducer = _make(compressor, layers, count)
+        owed: list[Tensor | None] = [None] * len(layers)
+        for step in range(2 * compressor.phases):
+            rows = [_draw(count, shape, step + 100 * i) for i, shape in enumerate(shapes)]
+            before = [row.clone() for row in rows]
+            bucket, levels = range(len(layers)), [level] * len(layers)
+            updates = reducer.reduce(bucket, rows, levels)
+            for i, layer in enumerate(layers):
+                if not rows[i].equal(before[i]):
+                    raise _wrong(compressor, layer, "exchange changed the gradients")
+                left, earlier = reducer.states[i].residual, owed[i]
+                if exact and left is not None:
+                    decay = float(compressor.at(level)[0].error_feedback)
+                    sent = before[i] if earlier is None else before[i] + decay * earlier
+                    _check_sent(compressor, layer, updates[i], sent - left.view(sent.shape))
+                owed[i] = None if left is None else left.view(rows[i].shape).clone()
+        if compressor.linear and count > 1:
+            _check_linear(compressor, layers, level, count)
+
+
+def _make(compressor: Compressor, layers: Sequence[Layer], workers: int) -> Reducer:
+    """Its reducer compares ``traffic`` with what is counted."""
+    world = World(workers)
+    world.meter.dtype = torch.float64
+    return Reducer(compressor, layers, world, seed=0)
+
+
+def _draw(workers: int, shape: Sequence[int], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(workers, *shape, generator=generator, dtype=torch.float64)
+
+
+def _check_sent(compressor: Compressor, layer: Layer, update: Tensor, sent: Tensor) -> None:
+    error = (update - sent.mean(0)).abs().max()
+    if not error <= CLOSE * sent.abs().max():
+        what = "the update is not the mean of what was taken out of the deltas"
+        raise _wrong(compressor, layer, f"{what}: they differ by {float(error):.3g}")
+
+
+def _check_linear(
+    compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int
+) -> None:
+    rows = [_draw(workers, layer.shape, i) for i, layer in enumerate(layers)]
+    bucket, levels = range(len(layers)), [level] * len(layers)
+    ours = _make(compressor, layers, workers).reduce(bucket, rows, levels)
+    of_mean = [row.mean(0, keepdim=True) for row in rows]
+    theirs = _make(compressor, layers, 1).reduce(bucket, of_mean, levels)
+    for i, layer in enumerate(layers):
+        if not torch.allclose(ours[i], theirs[i], rtol=1e-6, atol=CLOSE):
+            what = "linear, but the update depends on more than the mean of the gradients"
+            raise _wrong(compressor, layer, what)
+
+
+def _wrong(compressor: Compressor, layer: Layer, what: str) -> ConfigError:
+    return ConfigError(f"the compressor {type(compressor).__name__}, layer {layer.name}: {what}")

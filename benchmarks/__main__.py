@@ -23,6 +23,7 @@ from benchmarks.report import Report
 
 CASES = (
     "powersgd",
+    "hooks",
     "compressors",
     "topk",
     "simulated",

@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 from regimes.collectives import devices
-from regimes.collectives.faults import Faults, name_silent
+from regimes.collectives.faults import Faults, describe_loss, name_silent
 from regimes.collectives.launcher import Launched, attempt_name, read_launch
 from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
-from regimes.errors import TrainingError
 
 _connections = itertools.count()  # the same on all processes, which connect in one order
 
@@ -125,10 +124,9 @@ def join_group(device: torch.device, timeout: timedelta, name: str) -> Membershi
         store = dist.PrefixStore(name, job)
         group = Membership(job, wants, _init_process_group(store, us, device, timeout), name)
     except (RuntimeError, ValueError) as error:  # ValueError: the launcher names no address
-        raise TrainingError(
-            f"process {us.rank} of {us.count} lost contact with the others at the start "
-            f"({name_silent(store, us.rank, us.count)}): {str(error).splitlines()[0]}"
-        ) from error
+        who = f"process {us.rank} of {us.count}"
+        silent = name_silent(store, us.rank, us.count)
+        raise describe_loss(who, "at the start", silent, error) from error
     if _shared:  # offer it to later runs
         _shared[-1] = group
     return group

@@ -8,6 +8,8 @@ NCCL runs collectives in a stream, which ``watcher`` watches.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +24,9 @@ from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
 from regimes.errors import ConfigError, RegimesError, TrainingError
 
+# in gloo's errors: processes do not connect; and the address that one of them has announced
+_CONNECTING = re.compile(r"timed out connecting|connect timeout", re.I)
+_OWN_ADDRESS = re.compile(r"remote=\[(127\.[\d.]+|::1)\]")
 _LAST_WORDS = 1.0  # seconds in which a process that leaves says so: it leaves its groups first
 _ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
 
@@ -101,16 +106,41 @@ class Faults:
                 except ConfigError as cause:  # a process that has left has posted why
                     return cause
                 time.sleep(0.05)
-        reason = str(error).splitlines()[0]
-        return TrainingError(
-            f"{self.label} lost contact with the others in {name} ({silent}): {reason}"
-        )
+        return describe_loss(self.label, f"in {name}", silent, error)
 
     def close(self) -> None:
         """End all threads."""
         self.guard.close()
         if self.watcher is not None:
             self.watcher.close()
+
+
+def describe_loss(who: str, where: str, silent: str, error: Exception) -> TrainingError:
+    """What to raise in place of an error of torch's.
+
+    Args:
+        who, where: this process, and what it was doing.
+        silent: the processes that do not answer.
+    """
+    reason = str(error).splitlines()[0]
+    lost = f"{who} lost contact with the others {where} ({silent})"
+    if _CONNECTING.search(reason) is None or _on_one_node():
+        return TrainingError(f"{lost}: {reason}")
+    if (own := _OWN_ADDRESS.search(reason)) is not None:
+        lost = (
+            f"{who} does not reach another one {where}, because that one announces {own[1]}, where "
+            "every node finds itself"
+        )
+    return TrainingError(
+        f"{lost}: on several nodes set GLOO_SOCKET_IFNAME on each to its interface to the others, "
+        f"say eth0 (`ip addr` lists them): {reason}"
+    )
+
+
+def _on_one_node() -> bool:
+    """Has the launcher started all processes on this node?"""
+    count = os.environ.get("WORLD_SIZE")
+    return count is not None and os.environ.get("LOCAL_WORLD_SIZE") == count
 
 
 def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from regimes.collectives import devices
 from regimes.collectives.call_guard import CallGuard
-from regimes.collectives.faults import Faults
+from regimes.collectives.faults import Faults, describe_loss
 from regimes.collectives.process_group import Group, abort_nccl, job_store
 from regimes.collectives.processes import ProcessWorld, TensorParallel
 from regimes.errors import ConfigError, TrainingError
@@ -77,6 +77,7 @@ class _Groups:
     ) -> None:
         """``group``: the user's, which has the backend."""
         rank, count, self.device, self.timeout = dist.get_rank(), len(ranks), device, timeout
+        self.call = call
         place = ranks.index(rank)
         # the first rank: groups of a mesh that exist side by side have the same count
         self.store = job_store(f"hook/{next(_groups)}/{ranks[0]}")
@@ -95,7 +96,15 @@ class _Groups:
     def add_group(self, ranks: Sequence[int], backend: str | None = None) -> Group:
         """A new group of some processes, which all call this."""
         limit = timedelta(seconds=self.timeout)
-        group = Group.of_some(ranks, backend or self.backend, self.device, limit)
+        try:
+            group = Group.of_some(ranks, backend or self.backend, self.device, limit)
+        except RuntimeError as error:
+            who = f"process {self.guard.rank} of {len(self.guard.others) + 1}"
+            silent = "one of them has died or hangs"
+            # without a traceback, whose frames would keep the group and its threads
+            raise describe_loss(who, f"in {self.call}", silent, error) from error.with_traceback(
+                None
+            )
         self.made.append(group)
         return group
 

@@ -4,6 +4,7 @@ of each epoch as curves in TensorBoard and Weights & Biases; their packages are 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -170,9 +171,12 @@ class Scalars(Curves):
         self.writer.close()
 
 
+_RUN_ID = "id-of-the-run"  # by which a service knows it
+
+
 class Runs(Curves):
     """A run of Weights & Biases in ``<out>/wandb``, offline: ``wandb sync`` sends it later, or set
-    ``WANDB_MODE=online``. A resumed run is a new one in the same group."""
+    ``WANDB_MODE=online``. A run that is resumed is the same one there: ``wandb sync --append``."""
 
     def __init__(self, out: Path) -> None:
         try:
@@ -185,8 +189,13 @@ class Runs(Curves):
 
     def start(self, header: Header, rows: list[Row]) -> None:
         super().start(header, rows)
-        config = header["config"]
+        config, place = header["config"], self.folder / "wandb" / _RUN_ID
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(secrets.token_hex(8))
         self.run = self.wandb.init(
+            id=place.read_text(),
+            resume="allow",
             project=os.environ.get("WANDB_PROJECT", "regimes"),
             mode=os.environ.get("WANDB_MODE", "offline"),
             name=run_name(config),

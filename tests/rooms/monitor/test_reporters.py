@@ -145,6 +145,22 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert logged[1][1]["traffic/floats"] == record.epochs["total_floats"][1]
 
 
+def test_a_resumed_run_is_the_same_one_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One curve, whose id no other folder has."""
+    asked: list[dict[str, Any]] = []
+    stand_in = types.SimpleNamespace(Settings=dict)
+    stand_in.init = lambda **given: asked.append(given)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    header: Any = {"config": {"name": "low", "seed": 0}}
+    for folder, rows in (("run", []), ("run", [{"floats": 1.0}]), ("other", [])):
+        ours.Runs(tmp_path / folder).start(header, rows)  # type: ignore[arg-type]
+    first, resumed, other = (given["id"] for given in asked)
+    assert first == resumed != other
+    assert {given["resume"] for given in asked} == {"allow"}
+
+
 def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="pip install wandb"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 200  # letters of a value in a sentence
+
 
 class RegimesError(Exception):
     """Base of every error raised on purpose; the command line and a notebook's cell print it
@@ -65,7 +67,11 @@ def suggest_nearest(word: str, known: Iterable[str], listed: str = "") -> str:
 
 def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
     """The error for a field with a value that is not allowed."""
-    return ConfigError(f"{field} = {value!r}: expected {expected}")
+    text = repr(value)
+    if "\n" in text:  # a model's, say
+        text = " ".join(text.split())
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return ConfigError(f"{field} = {shown}: expected {expected}")
 
 
 def is_whole(value: object, low: int) -> bool:

@@ -186,6 +186,11 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
     if not isinstance(model, nn.Module):
         raise unexpected_value("model", model, "a torch.nn.Module")
     _check_values(model)
+    if isinstance(optimizer, list | tuple):
+        raise ConfigError(
+            f"optimizer: got {len(optimizer)} optimisers, expected one, of all parameters that the "
+            "model trains: it may have several parameter groups"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise unexpected_value("optimizer", optimizer, "an optimiser of torch")
     if replicas is None:

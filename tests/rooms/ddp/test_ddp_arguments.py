@@ -183,7 +183,7 @@ def test_a_state_of_other_shapes_or_levels_is_refused() -> None:
 
 def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
     hook = regimes.attach(wrapped(), policy="accordion", record=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"log: loss = 10*: expected a number"):
+    with pytest.raises(ConfigError, match=r"log: loss = 10*\.\.\.: expected a number"):
         hook.log(loss=10**400)
     hook.log(loss=10**300)
 

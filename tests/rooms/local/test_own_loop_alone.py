@@ -66,6 +66,30 @@ def test_a_closed_job_goes_on_with_a_unit_of_its_own(before: int, units: list[in
     assert stops[-1] == 13
 
 
+@pytest.mark.parametrize("several", [list, tuple])
+def test_two_optimisers_are_refused_in_a_sentence(several: type) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    made = several(torch.optim.SGD(part.parameters(), lr=0.1) for part in net)
+    with pytest.raises(ConfigError, match=r"got 2 optimisers, expected one, .* parameter groups$"):
+        regimes.local_steps(net, made)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(30))),
+        torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1),
+        torch.zeros(100, 100),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_in_a_sentence_has_one_line(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^policy = .*: expected") as caught:
+        regimes.local_steps(nn.Linear(4, 4), None, policy=value)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -60,7 +60,9 @@ class Hook(Job):
     """Made by ``attach``; one per model and process.
 
     Attributes:
-        rows: the units (epochs, or of so many steps) so far, as a record has them.
+        rows: the units (epochs, or of so many steps) that have ended, as a record has them. One
+            that ends by itself does so as the next step begins, when the next rate is known, or
+            with ``close``.
         sends_at_end: whether the end of a unit contains a collective.
     """
 

@@ -154,8 +154,10 @@ def test_a_resumed_run_is_the_same_one_of_wandb(
     stand_in.init = lambda **given: asked.append(given)
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     header: Any = {"config": {"name": "low", "seed": 0}}
-    for folder, rows in (("run", []), ("run", [{"floats": 1.0}]), ("other", [])):
-        ours.Runs(tmp_path / folder).start(header, rows)  # type: ignore[arg-type]
+    started: list[tuple[str, Any]] = [("run", []), ("run", [{"floats": 1.0}]), ("other", [])]
+    for folder, rows in started:
+        (reporter,) = make_reporters(["wandb"], tmp_path / folder)
+        reporter.start(header, rows)
     first, resumed, other = (given["id"] for given in asked)
     assert first == resumed != other
     assert {given["resume"] for given in asked} == {"allow"}

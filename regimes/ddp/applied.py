@@ -80,13 +80,18 @@ class AppliedSteps:
         """A pass begins, which will be exchanged."""
         self.stepped = set()
 
-    def note_exchange(self) -> None:
-        """A pass has been exchanged; ``.grad`` has what will be applied."""
+    def note_exchange(self, asks: bool) -> None:
+        """A pass has been exchanged; ``.grad`` has what will be applied.
+
+        Args:
+            asks: ``has_moved`` may be asked before the next one.
+        """
         self.elsewhere = False
         self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
         self._versions = [[p._version for p in several] for several in self.parameters]
         # of layers that no optimiser of torch is known to step; no other is asked for its numbers
-        every = [(i, p) for i, s in enumerate(self.parameters) if i not in self.known for p in s]
+        unknown = [i for i in range(len(self.parameters)) if asks and i not in self.known]
+        every = [(i, p) for i in unknown for p in self.parameters[i]]
         few = every[:: -(-len(every) // SAMPLED[0])] if every else []
         self._samples = [(i, p, _first_numbers(p).clone()) for i, p in few]
 

@@ -247,7 +247,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             self._show_gauges(flag)
         self._flag, self._pass = _copy_to_host(flag), None
         self._states, self._updates = {}, {}
-        self.applied.note_exchange()
+        self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
 
     def _combine_flags(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:

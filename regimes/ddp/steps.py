@@ -130,7 +130,7 @@ class HookSteps(UnitSteps, Listener):
             self.finite_in_unit += 1
             with self.on_hook_stream():
                 self._show_gauges(step, unapplied)
-        self.applied.note_exchange()
+        self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
 
     def _show_gauges(self, step: Transfer, unapplied: Collection[int]) -> None:

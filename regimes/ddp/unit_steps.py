@@ -146,12 +146,18 @@ class UnitSteps:
         cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
         if thrown_away := cleared & applied.known:
             self.undo_step(thrown_away)
-        elif cleared and not (applied.stepped or applied.elsewhere or applied.has_moved(cleared)):
+        elif cleared and not (applied.stepped or applied.elsewhere) and self.may_warn:
             # no optimiser is known to step these layers, so one may have without a trace: only warn
             held_back = any(self.reducer.states[i].residual is not None for i in cleared)
-            if held_back and not self.warned and self.reducer.world.rank == 0:
+            if held_back and not applied.has_moved(cleared):
                 self.warned = True
                 warnings.warn(UNKNOWN, stacklevel=2)
+
+    @property
+    def may_warn(self) -> bool:
+        """Is it this process that warns, once, where anything is held back?"""
+        first = not self.warned and self.reducer.world.rank == 0
+        return first and any(state.residual is not None for state in self.reducer.states)
 
     def undo_step(self, layers: Collection[int]) -> None:
         """Take the last step back in some layers: states, statistics and counts are as before it.

@@ -34,6 +34,7 @@ from regimes.ddp import fsdp_steps, source
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup
 from regimes.ddp.fsdp_reductions import QuantisedReduction
 from regimes.ddp.fsdp_steps import ModuleSteps
+from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
@@ -270,7 +271,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.local_layers([Layer(name, (8, 6)) for name in ours.names])
     reducer = Reducer(make_compressor({"name": "powersgd"}), layers, world, seed=0)
-    steps = HookSteps(ours, reducer, (), scale=lambda: 1.0)
+    steps = HookSteps(ours, reducer, (), loss_scale=LossScale())
     steps.levels = [2, 2]
     for step in range(4):
         gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
@@ -295,7 +296,7 @@ def _shards_step(rank: int) -> Iterator[None]:
     reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
     model = Mock(layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]
-    steps, after = ModuleSteps(model, reducer, ()), list[Any]()
+    steps, after = ModuleSteps(model, reducer, (), loss_scale=LossScale()), list[Any]()
     steps.levels = [4] * len(layers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fsdp_steps, "after_backward", after.append)

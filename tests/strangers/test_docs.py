@@ -183,9 +183,10 @@ def figures_offered() -> set[str]:
 
 
 def check_names(verb: str, words: list[str]) -> None:
-    """The preset or grid is there, and takes these settings (but the plug-ins of a page)."""
+    """The preset or grid is there, and takes these settings, but those of a page's plug-ins."""
     sets = [b for a, b in itertools.pairwise(words) if a == "--set"]
-    ours = [setting for setting in sets if not re.search(r"\w:[A-Za-z]", setting)]
+    theirs = [x.partition("=")[0].partition(".")[0] for x in sets if re.search(r"\w:[A-Za-z]", x)]
+    ours = [setting for setting in sets if re.split("[.=]", setting)[0] not in theirs]
     if verb == "run" and not words[0].endswith(".toml"):
         assert override(presets.get_preset(words[0]), ours)
     if verb == "figure":

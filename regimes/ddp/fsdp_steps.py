@@ -8,6 +8,7 @@ torch's own collective runs, untouched.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -37,6 +38,11 @@ from regimes.exchange.tentative import TentativeMemories
 from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
+SEPARATE = (
+    "set_separate_reduce_scatter_group has no effect on what attach(shards=...) compresses: it "
+    "travels in a group of the hook's own"
+)
+
 
 class _ModuleCollectives:
     """What replaces FSDP2's collectives: parts of the steps of a hook.
@@ -51,6 +57,7 @@ class _ModuleCollectives:
     reductions: Sequence[QuantisedReduction]
     gathered: Meter
     clock: Clock
+    warned_of_group = False
 
     def reduce_scatter(
         self, place: int, output: Tensor, flat: Tensor, op: Any, usual: Callable[[], Any]
@@ -69,6 +76,7 @@ class _ModuleCollectives:
         with self.clock.count_waiting(self.within):
             total = self.reduce_module(place, flat)
         if total is not None:
+            self._warn_of_group(place)
             self.write_output(place, output, as_reduced(total, op, self.within.workers), usual)
             return None
         calls = self.within.meter.calls
@@ -76,6 +84,14 @@ class _ModuleCollectives:
         self.reductions[place].count_dense(output)
         with self.communicating("FSDP2's reduce-scatter"):
             return usual()
+
+    def _warn_of_group(self, place: int) -> None:
+        """Say once that compressed gradients travel in the hook's own group."""
+        info = self.reductions[place].group.own.mesh_info
+        separate = getattr(info, "reduce_scatter_process_group", None) is not None
+        if separate and not self.warned_of_group and self.within.rank == 0:
+            self.warned_of_group = True
+            warnings.warn(SEPARATE, stacklevel=2)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         """See ``QuantisedReduction.reduce_module``."""

@@ -7,7 +7,7 @@ them in buckets: of a replica that several processes hold together (``ddp.sharde
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, ref
 
 import torch
@@ -24,6 +24,10 @@ from regimes.job.refit import list_names
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
 ATTACHED = "this model has a hook already: attach it once, or call close() of the first one before"
+EARLY = (
+    "an optimiser has stepped within the backward pass, or a hook has cleared a gradient there, "
+    "before replicas have exchanged it: step after backward()"
+)
 attached_models: WeakSet[nn.Module] = WeakSet()
 
 
@@ -119,6 +123,8 @@ class DividedGradients:
                 f"the gradient of {self.names[layer]!r} came twice in one backward pass, because "
                 f"its module is called several times in a step: {self.advice}"
             )
+        if parameter.grad is None:  # a hook that was registered before ours has cleared it
+            raise ConfigError(EARLY)
         self.arrived.add(layer)
         self.receiver.add_gradients({layer: self.local_gradient(parameter)})
 
@@ -131,6 +137,8 @@ class DividedGradients:
 
     @torch.no_grad()
     def _finish_pass(self) -> None:
+        if cast(Any, self.receiver).applied.stepped:
+            raise ConfigError(EARLY)
         self.end_exchange()
         self.arrived = set()
         self.receiver.settle_step()

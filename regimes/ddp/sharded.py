@@ -7,6 +7,7 @@ ours. ``.grad`` is overwritten with the aggregated gradient before backward ends
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -33,8 +34,17 @@ WRITE = (
 )
 
 
+ALL_REDUCE = (
+    "set_requires_all_reduce(False) has no effect with attach(replicas=...): replicas exchange "
+    "their gradients in each backward pass that reduces them, and each is counted as a step; use "
+    "set_requires_gradient_sync(False) for all passes of a step but the last"
+)
+
+
 class ShardedGradients(DividedGradients):
     """The gradients of the rows that this process holds."""
+
+    warned = False
 
     advice = (
         "shard a module around all of its calls with fully_shard, or use "
@@ -114,6 +124,10 @@ class ShardedGradients(DividedGradients):
                 "set_gradient_divide_factor or set_all_reduce_hook was called between the forward "
                 "and the backward pass, or in a compiled model after attach: call it before attach"
             )
+        alone = [x for x in self.param_groups if x.reduce_grads and not x.all_reduce_grads]
+        if alone and not self.warned and self._world.rank == 0:
+            self.warned = True
+            warnings.warn(ALL_REDUCE, stacklevel=2)
         super()._begin_pass(now)
 
     def shared_facts(self) -> dict[str, Any]:

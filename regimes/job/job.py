@@ -31,7 +31,7 @@ from regimes.instruments.panel import Panel, Readings, choose_instruments
 from regimes.job.choices import Choice
 from regimes.job.decided import as_decided
 from regimes.job.header import build_header
-from regimes.job.recorder import JobRecorder, RecordOptions
+from regimes.job.recorder import JobRecorder, RecordOptions, check_whole
 from regimes.job.rows import job_row, layer_entries, traffic_columns
 from regimes.job.saved_units import saved_units
 from regimes.job.schedule import UnitSchedule, describe_optimizer
@@ -116,8 +116,9 @@ class Job:
         recorded; without a record nothing happens, unless a policy of local steps reads them.
 
         Raises:
-            ConfigError: a value that is no number.
+            ConfigError: a value that is no number, or a DTensor of which each process has a part.
         """
+        check_whole(values)
         if (recorder := self.recorder or self.relay) is not None:
             recorder.log_values(values)
 

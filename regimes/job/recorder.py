@@ -349,6 +349,18 @@ def logged_number(name: str, value: Any) -> float | Tensor:
     return full_precision(value.detach())
 
 
+def check_whole(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a DTensor of which each process has a part: to read its value is a
+    collective, and process 0 alone records."""
+    for name, value in values.items():
+        placements = getattr(value, "placements", ())
+        if isinstance(value, Tensor) and not all(x.is_replicate() for x in placements):
+            raise ConfigError(
+                f"log: {name} is a DTensor of which each process has a part "
+                f"({', '.join(map(str, placements))}): pass {name}.full_tensor(), on all processes"
+            )
+
+
 def _is_scalar(value: Tensor) -> bool:
     """Whether a tensor holds one real number; on the device "meta" it holds none."""
     return value.numel() == 1 and not value.is_meta and not value.is_complex()

@@ -292,7 +292,12 @@ def _shards_step(rank: int) -> Iterator[None]:
     layers = [x.make_layer(name) for name, x in zip("ab", layouts, strict=True)]
     world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)
-    module = Mock(spec=ParameterGroup, gradient_scale=lambda dtype, shards: 1.0, arriving=[])
+    module = Mock(
+        spec=ParameterGroup,
+        gradient_scale=lambda dtype, shards: 1.0,
+        arriving=[],
+        own=Mock(mesh_info=None),
+    )
     reductions = [QuantisedReduction(i, module, x, reducer) for i, x in enumerate(layouts)]
     model = Mock(layouts=layouts, device=device, make_reductions=lambda reducer: reductions)
     model.members = [[torch.nn.Parameter(torch.zeros(4, 6, device=device))] for _ in layers]

@@ -196,7 +196,7 @@ class Graphs:
         return Reduced(list(updates), mean, rows.clone(), unused)
 
     def _changes_unit(self, unused: Collection[int]) -> bool:
-        """Does a residual change its unit in this step? Not those of layers that it does not use"""
+        """Does a residual of a layer that this step uses change its unit?"""
         rates, reducer = self.reducer.rates, self.reducer
         return rates is not None and any(
             i not in unused and compressor.rescales(state, rate)

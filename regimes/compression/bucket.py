@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -36,8 +36,11 @@ class State(Workspace):
         residual_rate: the learning rate at which the residual is a movement of the weights; None:
             it is a gradient, which counts at the rate of the step that sends it.
         residual: what each hosted worker has not sent yet; None: nothing.
+        replaced: names of fields that hold another tensor after each step, and are never changed
+            in place.
     """
 
+    replaced: ClassVar[frozenset[str]] = frozenset()
     key: tuple[int, str]
     first_worker: int = 0
     workers: int = field(default=1, kw_only=True)
@@ -79,7 +82,7 @@ class State(Workspace):
         own = vars(other)
         own.update(vars(self))
         if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
-            for name in own.keys() - _PLAIN:
+            for name in own.keys() - _PLAIN - self.replaced:
                 if isinstance(value := own[name], Tensor):
                     own[name] = value.clone()
         for name in ("_buffer", "_checked", "_table"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
@@ -86,8 +87,10 @@ def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tenso
 
 def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
+    if len(tensors) == 1:
+        return tensors[0][None]
     first, offsets = tensors[0], [t.storage_offset() for t in tensors]
-    step = offsets[1] - offsets[0] if len(offsets) > 1 else 0
+    step = offsets[1] - offsets[0]
     layouts = {(t.untyped_storage().data_ptr(), t.stride()) for t in tensors}
     even = offsets == [offsets[0] + i * step for i in range(len(offsets))]
     if len(layouts) == 1 and even and step >= 0:
@@ -100,30 +103,40 @@ clone = batch_by_shape(partial(torch.clone, memory_format=torch.contiguous_forma
 _side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece, for ``stack_tensors``
 
 
-def add_(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:
-    """``decay * residual + grad``, on a CPU in the last tensor, or without one in place of the
-    residual. On a GPU the residuals of equal shape move into one piece of memory, so that later
-    kernels need not copy them."""
+Owed = tuple[Tensor, Tensor, float, Tensor | None]  # residual, gradient, decay, room
+
+
+def add_(entries: Sequence[Owed]) -> list[Tensor]:
+    """``decay * residual + grad``, in the last tensor, or without one in place of the residual. On
+    a GPU the results of equal shape move into one piece of memory, so that later kernels need not
+    copy them."""
     if not on_gpu(entries[0][0]):
         return [_add(*entry) for entry in entries]
-    residuals = _side_by_side([entry[:1] for entry in entries])
-    decays = [decay for _, _, decay, _ in entries]
-    if any(decay != 1 for decay in decays):
-        torch._foreach_mul_(residuals, decays)
-    torch._foreach_add_(residuals, [grad for _, grad, _, _ in entries])
-    return residuals
+    return _add_all(entries, _side_by_side([(_target(entry),) for entry in entries]))
 
 
-def add_apart(entries: Sequence[tuple[Tensor, Tensor, float, Tensor | None]]) -> list[Tensor]:
-    """`add_`, which leaves each residual where it is: it may be a part of a whole bucket's."""
+def add_apart(entries: Sequence[Owed]) -> list[Tensor]:
+    """`add_`, which leaves each result where it is: it may be a part of a whole bucket's."""
     if not on_gpu(entries[0][0]):
         return add_(entries)
-    residuals = [residual for residual, *_ in entries]
+    return _add_all(entries, [_target(entry) for entry in entries])
+
+
+def _target(entry: Owed) -> Tensor:
+    residual, _, _, room = entry
+    return residual if room is None else room
+
+
+def _add_all(entries: Sequence[Owed], into: list[Tensor]) -> list[Tensor]:
+    """`add_` in a few launches for all entries."""
+    apart = [i for i, entry in enumerate(entries) if entry[3] is not None]
+    if apart:
+        torch._foreach_copy_([into[i] for i in apart], [entries[i][0] for i in apart])
     decays = [decay for _, _, decay, _ in entries]
     if any(decay != 1 for decay in decays):
-        torch._foreach_mul_(residuals, decays)
-    torch._foreach_add_(residuals, [grad for _, grad, _, _ in entries])
-    return residuals
+        torch._foreach_mul_(into, decays)
+    torch._foreach_add_(into, [grad for _, grad, _, _ in entries])
+    return into
 
 
 def _add(residual: Tensor, grad: Tensor, decay: float, room: Tensor | None) -> Tensor:
@@ -162,7 +175,7 @@ class Workspace:
     __slots__ = ("_buffer", "_checked", "_room", "_table")
 
     def write_to(self, residual: Tensor, update: Tensor | None) -> None:
-        """On a CPU the next step leaves the present residual as it is.
+        """The next step leaves the present residual as it is.
 
         Args:
             residual: where the next one goes.
@@ -205,114 +218,182 @@ class Workspace:
         return buffer
 
 
-# -- low-rank factors, in rows: ``P [r, n]`` and ``Q [r, m]`` --------------------------------------
-# On a CPU a product whose *last* dimension is a rank of two to four is several times slower than
-# one whose first is, and a product of one worker's matrix faster than a batch of one.
-def _by_worker(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Entries], list[Tensor]]:
-    """The kernel that multiplies a factor with each worker's matrix: ``[L, r, n or m]``."""
-    batched = batch_by_shape(lambda factor, delta: product(factor.unsqueeze(-3), delta))
+# -- low-rank factors of layers of one shape, ``P [layers, r, n]`` and ``Q [layers, r, m]`` --------
+# On a GPU these layers are one batch, on a CPU each layer is a batch of its own. There a product
+# whose *last* dimension is a rank of two to four is several times slower than one whose first is,
+# and a product of one worker's matrix faster than a batch of one.
+@dataclass(slots=True)
+class Stack:
+    """Layers of one shape that are computed together.
 
-    def kernel(entries: Entries) -> list[Tensor]:
-        if on_gpu(entries[0][0]):
-            return batched(entries)
-        return [
-            product(factor, delta[0])[None]
-            if len(delta) == 1
-            else torch.stack([product(factor, matrix) for matrix in delta.unbind()])
-            for factor, delta in entries
-        ]
+    Attributes:
+        places: where they are in the list that was stacked.
+        matrices: ``[layers, L, n, m]``.
+        parts: what was stacked, ``[L, n, m]`` each.
+    """
 
-    return kernel
+    places: Sequence[int]
+    matrices: Float[Tensor, "layers hosted n m"]
+    parts: Sequence[Float[Tensor, "hosted n m"]]
 
-
-left_product = _by_worker(lambda q, delta: q @ delta.mT)
-right_product = _by_worker(lambda p, delta: p @ delta)
-_product = batch_by_shape(lambda p, q: p.mT @ q)
-
-
-def reconstruct(entries: Sequence[tuple[Tensor, Tensor, Workspace]]) -> list[Tensor]:
-    """``P Q^T``, ``[n, m]``; on a CPU in the workspace's buffer."""
-    if on_gpu(entries[0][0]):
-        return _product([(p, q) for p, q, _ in entries])
-    return [
-        torch.mm(p.mT, q, out=workspace.buffer((p.shape[1], q.shape[1]), q))
-        for p, q, workspace in entries
-    ]
+    @property
+    def is_view(self) -> bool:
+        """Are ``matrices`` the memory of the parts themselves?"""
+        return self.matrices.data_ptr() == self.parts[0].data_ptr()
 
 
-def subtract_product_(entries: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """``delta -= P Q^T`` in place, with factors of each worker: ``[L, r, n]``, ``[L, r, m]``."""
-    if on_gpu(entries[0][0]):
-        products = _product([(p, q) for p, q, _ in entries])
-        return sub_([(e[2], product) for e, product in zip(entries, products, strict=True)])
-    return [delta.baddbmm_(p.mT, q, alpha=-1) for p, q, delta in entries]
+def subtract_from_(stacks: Sequence[Stack], products: Sequence[Float[Tensor, "_ _ _ _"]]) -> None:
+    """Subtract a product of each layer, ``[layers, L, n, m]``, from the parts, on a GPU in a few
+    launches for all; of one that all workers share, L is 1."""
+    if all(len(stack.parts[0]) == 1 and stack.is_view for stack in stacks):
+        torch._foreach_sub_([stack.matrices for stack in stacks], [*products])
+        return
+    pairs = zip(stacks, products, strict=True)
+    sub_([each for stack, x in pairs for each in zip(stack.parts, x.unbind(), strict=True)])
+
+
+def stack_alike(
+    matrices: Sequence[Float[Tensor, "hosted _ _"]], keys: Sequence[Any]
+) -> list[Stack]:
+    """Stacks of the matrices that have the same shape and key, such as a rank."""
+    if not on_gpu(matrices[0]):
+        return [Stack([i], matrix[None], [matrix]) for i, matrix in enumerate(matrices)]
+    shapes = tuple((matrix.shape, key) for matrix, key in zip(matrices, keys, strict=True))
+    stacks = []
+    for places in _group_alike(shapes):
+        parts = [matrices[i] for i in places]
+        stacks.append(Stack(places, stack_tensors(parts), parts))
+    return stacks
+
+
+@lru_cache(maxsize=256)
+def _group_alike(keys: tuple[Hashable, ...]) -> list[list[int]]:
+    """The places of equal keys, in the order of their first ones."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
+    return [*groups.values()]
+
+
+def unstack(stacks: Sequence[Stack], values: Sequence[Float[Tensor, "_ ..."]]) -> list[Tensor]:
+    """What belongs to each matrix, in the order in which they were stacked."""
+    if all(len(stack.places) == 1 for stack in stacks):
+        return [value[0] for value in values]
+    found: dict[int, Tensor] = {}
+    for stack, value in zip(stacks, values, strict=True):
+        found.update(zip(stack.places, value.unbind(), strict=True))
+    return [found[i] for i in range(len(found))]
+
+
+def left_product(
+    q: Float[Tensor, "layers r m"], stack: Stack
+) -> Float[Tensor, "hosted layers r n"]:
+    """Each worker's ``D Q`` of each layer, transposed."""
+    if on_gpu(q):
+        return (q[:, None] @ stack.matrices.mT).transpose(0, 1)
+    return _by_worker([q[0] @ matrix.mT for matrix in stack.matrices[0].unbind()])
+
+
+def right_product(
+    p: Float[Tensor, "layers r n"], stack: Stack
+) -> Float[Tensor, "hosted layers r m"]:
+    """Each worker's ``P^T D`` of each layer."""
+    if on_gpu(p):
+        return (p[:, None] @ stack.matrices).transpose(0, 1)
+    return _by_worker([p[0] @ matrix for matrix in stack.matrices[0].unbind()])
+
+
+def _by_worker(products: list[Tensor]) -> Tensor:
+    return products[0][None, None] if len(products) == 1 else torch.stack(products)[:, None]
+
+
+def reconstruct(
+    p: Float[Tensor, "layers r n"], q: Float[Tensor, "layers r m"], workspace: Workspace
+) -> Float[Tensor, "layers n m"]:
+    """``P Q^T``; on a CPU in the workspace's buffer."""
+    if on_gpu(p):
+        return p.mT @ q
+    room = workspace.buffer((p.shape[2], q.shape[2]), q)
+    return torch.mm(p[0].mT, q[0], out=room)[None]
+
+
+def subtract_products_(stacks: Sequence[Stack], factors: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """``D -= P Q^T`` in place, with factors (P, Q) of each worker, ``[layers, L, r, ...]``."""
+    if on_gpu(stacks[0].matrices):
+        subtract_from_(stacks, [p.mT @ q for p, q in factors])
+        return
+    for stack, (p, q) in zip(stacks, factors, strict=True):
+        stack.parts[0].baddbmm_(p[0].mT, q[0], alpha=-1)
 
 
 def reconstruct_and_subtract_(
-    entries: Sequence[tuple[Tensor, Tensor, Workspace, Tensor]],
+    stacks: Sequence[Stack],
+    left: Sequence[Float[Tensor, "_ _ _"]],
+    right: Sequence[Float[Tensor, "_ _ _"]],
+    workspaces: Sequence[Workspace],
 ) -> list[Tensor]:
-    """`reconstruct`; the product is subtracted from each worker's row of ``delta``, in place. On a
+    """`reconstruct`; the product is subtracted from each worker's row of the parts, in place. On a
     CPU it is computed again for each row, which costs less than reading it."""
-    updates = reconstruct([entry[:3] for entry in entries])
-    if on_gpu(entries[0][0]):
-        sub_([(e[3], update) for e, update in zip(entries, updates, strict=True)])
-        return updates
-    for p, q, _, delta in entries:
-        for matrix in delta.unbind():
-            matrix.addmm_(p.mT, q, alpha=-1)
+    updates = []
+    for stack, p, q, workspace in zip(stacks, left, right, workspaces, strict=True):
+        updates.append(reconstruct(p, q, workspace))
+        if not on_gpu(p):
+            for matrix in stack.parts[0].unbind():
+                matrix.addmm_(p[0].mT, q[0], alpha=-1)
+    if on_gpu(left[0]):
+        subtract_from_(stacks, [update[:, None] for update in updates])
     return updates
 
 
-def orthonormalise(entries: Sequence[tuple[Tensor]]) -> list[Tensor]:
-    """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n: by Householder QR,
-    or on a GPU by ``in_batches``. It is completed where rows are dependent: power iteration never
-    leaves a zero factor, which a zero gradient would give."""
-    matrices = [rows for (rows,) in entries]
-    if on_gpu(matrices[0]):
-        return in_batches(matrices)
-    return [torch.linalg.qr(rows.mT)[0].mT for rows in matrices]
+def orthonormalise(stacks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Tensor]:
+    """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n, of stacks
+    ``[layers, rank, n]``: by Householder QR, or on a GPU by ``in_batches``. It is completed where
+    rows are dependent: power iteration never leaves a zero factor, which a zero gradient would
+    give."""
+    if on_gpu(stacks[0]):
+        return in_batches(stacks)
+    return [torch.linalg.qr(rows.mT)[0].mT for rows in stacks]
 
 
-def in_batches(matrices: Sequence[Tensor]) -> list[Tensor]:
+def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Tensor]:
     """In few batches without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
     float64. Each matrix is scaled to norm 1, and a tiny identity completes its basis. The shift
     keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
     """
     results: dict[int, Tensor] = {}
-    for ids in choose_batches(tuple(rows.shape for rows in matrices)):
-        results.update(zip(ids, _one_batch([matrices[i] for i in ids]), strict=True))
-    return [results[i] for i in range(len(matrices))]
+    for ids in choose_batches(tuple(tuple(rows.shape) for rows in stacks)):
+        results.update(zip(ids, _one_batch([stacks[i] for i in ids]), strict=True))
+    return [results[i] for i in range(len(stacks))]
 
 
 @lru_cache(maxsize=PLANS)
-def choose_batches(shapes: tuple[tuple[int, int], ...]) -> list[list[int]]:
-    """Which matrices ``[rank, n]`` are padded to the size of the largest of their batch. Zeros are
-    at most as many as numbers, except in a batch of few numbers: a batch costs launches.
+def choose_batches(shapes: tuple[tuple[int, int, int], ...]) -> list[list[int]]:
+    """Which stacks ``[layers, rank, n]`` are padded to the size of the largest of their batch.
+    Zeros are at most as many as numbers, except in a batch of few numbers: a batch costs launches.
 
-    >>> choose_batches(((4, 768), (4, 50257), (4, 2304), (4, 768)))
-    [[1, 2], [0, 3]]
-    >>> choose_batches(((1, 64), (4, 512), (2, 10)))
+    >>> choose_batches(((2, 4, 768), (1, 4, 50257), (1, 4, 2304)))
+    [[1, 2], [0]]
+    >>> choose_batches(((1, 1, 64), (1, 4, 512), (1, 2, 10)))
     [[1, 0, 2]]
     """
     found: list[list[int]] = []
-    numbers = rank = width = 0
-    for i in sorted(range(len(shapes)), key=lambda i: -shapes[i][1]):
-        numbers += shapes[i][0] * shapes[i][1]
-        padded = (len(found[-1]) + 1) * max(rank, shapes[i][0]) * width if found else 0
+    numbers = layers = rank = width = 0
+    for i in sorted(range(len(shapes)), key=lambda i: -shapes[i][2]):
+        count, rows, columns = shapes[i]
+        numbers += count * rows * columns
+        padded = (layers + count) * max(rank, rows) * width if found else 0
         if not found or padded > max(FEW, 2 * numbers):
             found.append([])
-            numbers, rank, width = shapes[i][0] * shapes[i][1], 0, shapes[i][1]
+            numbers, layers, rank, width = count * rows * columns, 0, 0, columns
         found[-1].append(i)
-        rank = max(rank, shapes[i][0])
+        rank, layers = max(rank, rows), layers + count
     return found
 
 
-def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
-    gather, inverse, tiny, one = _index_padding(
-        tuple(rows.shape for rows in matrices), matrices[0].device
-    )
-    end = matrices[0].new_zeros(1)
-    flat = torch.cat([*(rows.flatten() for rows in matrices), end])
+def _one_batch(stacks: Sequence[Tensor]) -> list[Tensor]:
+    shapes = tuple(tuple(rows.shape) for rows in stacks)
+    gather, inverse, tiny, one = _index_padding(shapes, stacks[0].device)
+    flat = torch.cat([*(rows.flatten() for rows in stacks), stacks[0].new_zeros(1)])
     a = flat.index_select(0, gather.flatten()).view(gather.shape).double()  # [layers, ranks, n]
     a /= torch.linalg.matrix_norm(a, keepdim=True).clamp_min(1e-300)
     a.diagonal(dim1=1, dim2=2).add_(tiny)
@@ -324,14 +405,14 @@ def _one_batch(matrices: Sequence[Tensor]) -> list[Tensor]:
             gram.diagonal(dim1=1, dim2=2).add_(shift)
         factor, _ = torch.linalg.cholesky_ex(gram)
         a = torch.linalg.solve_triangular(factor, a, upper=False)
-    kept = a.flatten().index_select(0, inverse).to(matrices[0].dtype)
-    pieces = kept.split([rows.numel() for rows in matrices])
-    return [piece.view(rows.shape) for piece, rows in zip(pieces, matrices, strict=True)]
+    kept = a.flatten().index_select(0, inverse).to(stacks[0].dtype)
+    pieces = kept.split([rows.numel() for rows in stacks])
+    return [piece.view(rows.shape) for piece, rows in zip(pieces, stacks, strict=True)]
 
 
 @cache_tensors(PLANS)
 def _index_padding(
-    shapes: tuple[tuple[int, int], ...], device: torch.device
+    stacks: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> tuple[
     Int32[Tensor, "layers ranks n"],
     Int32[Tensor, " numbers"],
@@ -341,6 +422,7 @@ def _index_padding(
     """For matrices laid end to end, with a zero at the end: the index of each number of the padded
     batch, the inverse, and what is added to the first and to the last diagonal. A padding row has a
     1 in a column of its own, where it is orthogonal to all others; None without padding rows."""
+    shapes = [(rank, columns) for layers, rank, columns in stacks for _ in range(layers)]
     ranks, n = (max(sizes) for sizes in zip(*shapes, strict=True))
     end = sum(rank * columns for rank, columns in shapes)
     gather = torch.full((len(shapes), ranks, n + ranks), end, dtype=torch.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
@@ -15,12 +15,16 @@ from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import (
+    Stack,
     left_product,
     orthonormalise,
     reconstruct,
     reconstruct_and_subtract_,
     right_product,
-    subtract_product_,
+    stack_alike,
+    stack_tensors,
+    subtract_products_,
+    unstack,
 )
 from regimes.config import DENSE, Bounds, Level
 from regimes.errors import require
@@ -46,6 +50,7 @@ class LowRank(Compressor):
 class PowerState(State):
     """``q``: the right factor of the last step, transposed; the same on every worker."""
 
+    replaced: ClassVar[frozenset[str]] = frozenset({"q"})
     q: Float[Tensor, "rank m"] | None = None
 
 
@@ -88,60 +93,71 @@ class PowerSGD(LowRank):
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
         """Algorithm 1. The deltas are gradients plus residuals."""
-        deltas, states = bucket.deltas, bucket.states
+        states = bucket.states
         starts = [
-            self._warm_start(*layer) for layer in zip(states, bucket.levels, deltas, strict=True)
+            self._warm_start(*layer)
+            for layer in zip(states, bucket.levels, bucket.deltas, strict=True)
         ]
-        left = self._mean(left_product([*zip(starts, deltas, strict=True)]), comm)  # each [r, n]
-        left = self._orthonormal(left, states, comm)
-        own = right_product([*zip(left, deltas, strict=True)])
-        right = self._mean_of_shards(own, states, comm)  # each [r, m]
-        for state, q in zip(states, right, strict=True):
-            state.q = q
+        keys = [(len(q), state.shard) for q, state in zip(starts, states, strict=True)]
+        stacks = stack_alike(bucket.deltas, keys)
+        right = [stack_tensors([starts[i] for i in stack.places]) for stack in stacks]
+        own = [left_product(q, stack) for q, stack in zip(right, stacks, strict=True)]
+        left = self._mean(own, _shares(stacks, own, bucket), comm)
+        left = self._orthonormal(left, stacks, bucket, comm)  # each [layers, r, n]
+        own = [right_product(p, stack) for p, stack in zip(left, stacks, strict=True)]
+        right = self._mean_of_shards(own, stacks, bucket, comm)  # each [layers, r, m]
+        rooms = [states[stack.places[0]] for stack in stacks]
         if bucket.feedback:  # what remains in the deltas is the residual
-            return reconstruct_and_subtract_([*zip(left, right, states, deltas, strict=True)])
-        return reconstruct([*zip(left, right, states, strict=True)])
+            products = reconstruct_and_subtract_(stacks, left, right, rooms)
+        else:
+            products = [reconstruct(*x) for x in zip(left, right, rooms, strict=True)]
+        for state, q in zip(states, unstack(stacks, right), strict=True):
+            state.q = q
+        return unstack(stacks, products)
 
-    def _mean(self, factors: Sequence[Tensor], comm: Comm) -> list[Tensor]:
+    def _mean(
+        self, factors: Sequence[Tensor], shares: Sequence[Mapping[int, int]], comm: Comm
+    ) -> list[Tensor]:
         """The means of the workers' factors; they travel as ``wire``."""
         if self.wire == "full":
-            return comm.mean(factors)
-        means = comm.mean([factor.to(HALF[self.wire]) for factor in factors])
+            return comm.mean(factors, shares)
+        means = comm.mean([factor.to(HALF[self.wire]) for factor in factors], shares)
         return [mean.to(factor.dtype) for mean, factor in zip(means, factors, strict=True)]
 
     def _orthonormal(
-        self, factors: list[Tensor], states: Sequence[PowerState], comm: Comm
+        self, factors: list[Tensor], stacks: Sequence[Stack], bucket: Bucket, comm: Comm
     ) -> list[Tensor]:
         """This process's part of orthonormal bases. All shards compute the basis of the joined
         factor, which is the same on each, completed or not."""
-        shards = [state.shard for state in states if state.shard is not None]
-        if not shards:
-            return orthonormalise([(p,) for p in factors])
-        ranks = [len(p) for p in factors]
+        shards = [bucket.states[stack.places[0]].shard for stack in stacks]
+        if shards[0] is None:
+            return orthonormalise(factors)
+        counts = [factor.shape[0] * factor.shape[1] for factor in factors]  # of columns
         joined = comm.join_shards(
-            [p.mT.reshape(-1) for p in factors],  # row by row of the matrix
-            [shard.chunk * rank for shard, rank in zip(shards, ranks, strict=True)],
-            [shard.rows * rank for shard, rank in zip(shards, ranks, strict=True)],
+            [factor.flatten(0, 1).mT.reshape(-1) for factor in factors],  # row by row
+            [shard.chunk * count for shard, count in zip(shards, counts, strict=True)],
+            [shard.rows * count for shard, count in zip(shards, counts, strict=True)],
         )
-        whole = [(p.view(-1, rank).mT,) for p, rank in zip(joined, ranks, strict=True)]
+        whole = [
+            rows.view(-1, count).mT.unflatten(0, factor.shape[:2])
+            for rows, count, factor in zip(joined, counts, factors, strict=True)
+        ]
         bases = orthonormalise(whole)
-        return [basis[:, shard.here] for basis, shard in zip(bases, shards, strict=True)]
+        return [basis[..., shard.here] for basis, shard in zip(bases, shards, strict=True)]
 
     def _mean_of_shards(
-        self,
-        own: Sequence[Float[Tensor, "hosted _ _"]],
-        states: Sequence[PowerState],
-        comm: Comm,
-    ) -> list[Float[Tensor, "_ _"]]:
+        self, own: Sequence[Tensor], stacks: Sequence[Stack], bucket: Bucket, comm: Comm
+    ) -> list[Tensor]:
         """The workers' means of sums over shards. Each shard exchanges its share of the sum, so
         that the worker sends it once."""
-        shards = [state.shard for state in states if state.shard is not None]
-        if not shards:
-            return self._mean(own, comm)
-        means = self._mean(comm.sum_shards([q.flatten(1) for q in own]), comm)
+        shard = bucket.states[0].shard
+        if shard is None:
+            return self._mean(own, _shares(stacks, own, bucket), comm)
         sizes = [q[0].numel() for q in own]
-        chunks = [-(-size // shard.count) for size, shard in zip(sizes, shards, strict=True)]
-        joined = comm.join_shards(means, chunks, sizes)
+        heres = [replace(shard, rows=size).here for size in sizes]
+        shares = _shares(stacks, own, bucket, heres)
+        means = self._mean(comm.sum_shards([q.flatten(1) for q in own]), shares, comm)
+        joined = comm.join_shards(means, [-(-size // shard.count) for size in sizes], sizes)
         return [q.view(of.shape[1:]) for q, of in zip(joined, own, strict=True)]
 
     def _warm_start(self, state: PowerState, level: Level, like: Tensor) -> Tensor:
@@ -163,6 +179,27 @@ class PowerSGD(LowRank):
         return Traffic(floats, floats * itemsize)
 
 
+def _shares(
+    stacks: Sequence[Stack],
+    factors: Sequence[Float[Tensor, "hosted ..."]],
+    bucket: Bucket,
+    here: Sequence[slice] = (),
+) -> list[dict[int, int]]:
+    """How many of each factor's numbers each layer has, or of a part of them that lies ``here``.
+    Empty where each factor is one layer's, in their order."""
+    if all(len(stack.places) == 1 for stack in stacks):
+        return []
+    found = []
+    for i, (stack, factor) in enumerate(zip(stacks, factors, strict=True)):
+        size = factor[0].numel() // len(stack.places)
+        part = here[i] if here else slice(0, factor[0].numel())
+        ends = [(at * size, (at + 1) * size) for at in range(len(stack.places))]
+        sizes = [max(0, min(part.stop, end) - max(part.start, start)) for start, end in ends]
+        layers = [bucket.layers[place] for place in stack.places]
+        found.append(dict(zip(layers, sizes, strict=True)))
+    return found
+
+
 def resize_rows(
     rows: Float[Tensor, "old m"] | None, rank: int, width: int, like: Tensor, key: Sequence[Any]
 ) -> Float[Tensor, "rank m"]:
@@ -182,6 +219,7 @@ class AlternatingState(State):
     """``factor``: the mean that was sent last, the same on every worker; P transposed where
     ``is_left``, else Q."""
 
+    replaced: ClassVar[frozenset[str]] = frozenset({"factor"})
     factor: Float[Tensor, "rank side"] | None = None
     is_left: bool = False
 
@@ -212,41 +250,45 @@ class ACPSGD(LowRank):
             object.__setattr__(self, "phases", 1)
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        states, several = bucket.states, self.iterations > 1
         ranks = [
             min(int(level), *delta.shape[1:])
             for level, delta in zip(bucket.levels, bucket.deltas, strict=True)
         ]
-        rests = bucket.deltas
+        rests, several = bucket.deltas, self.iterations > 1
         if several and not bucket.feedback:
             rests = [delta.clone() for delta in rests]
-        lefts: list[list[Tensor]] = [[] for _ in states]
-        rights: list[list[Tensor]] = [[] for _ in states]
-        for half in range(self.iterations):
-            bases = orthonormalise(
-                [(_last_factor(*one),) for one in zip(states, ranks, bucket.deltas, strict=True)]
-            )
-            own = _own_factors(states, bases, rests)
-            if bucket.feedback or half < self.iterations - 1:
-                each = zip(states, own, bases, rests, strict=True)
-                subtract_product_(
-                    [
-                        (*_in_order(x, new, q.expand(len(new), -1, -1)), rest)
-                        for x, new, q, rest in each
-                    ]
-                )
-            means = comm.mean(own)
-            for i, (state, mean, basis) in enumerate(zip(states, means, bases, strict=True)):
-                p, q = _in_order(state, mean, basis)
-                lefts[i].append(p)
-                rights[i].append(q)
-                state.factor, state.is_left = mean, not state.is_left
-        return reconstruct(
-            [
-                (torch.cat(p) if several else p[0], torch.cat(q) if several else q[0], state)
-                for p, q, state in zip(lefts, rights, states, strict=True)
-            ]
+        # layers may differ in which factor comes next, where the optimiser has left some out
+        stacks = stack_alike(
+            rests, [*zip(ranks, [state.is_left for state in bucket.states], strict=True)]
         )
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stacks]
+        for half in range(self.iterations):
+            lasts = [
+                stack_tensors(
+                    [_last_factor(bucket.states[i], ranks[i], rests[i]) for i in x.places]
+                )
+                for x in stacks
+            ]
+            bases, own, factors = orthonormalise(lasts), [], []
+            for stack, basis in zip(stacks, bases, strict=True):
+                state = bucket.states[stack.places[0]]
+                new = (right_product if state.is_left else left_product)(basis, stack)
+                own.append(new)
+                new = new.transpose(0, 1)  # [layers, L, r, side]
+                of_all = basis[:, None].expand(-1, new.shape[1], -1, -1)
+                factors.append(_in_order(state, new, of_all))
+            if bucket.feedback or half < self.iterations - 1:
+                subtract_products_(stacks, factors)
+            means = comm.mean(own, _shares(stacks, own, bucket))
+            for so_far, stack, mean, basis in zip(found, stacks, means, bases, strict=True):
+                so_far.append(_in_order(bucket.states[stack.places[0]], mean, basis))
+            for state, factor in zip(bucket.states, unstack(stacks, means), strict=True):
+                state.factor, state.is_left = factor, not state.is_left
+        products = []
+        for so_far, stack in zip(found, stacks, strict=True):
+            p, q = (torch.cat(x, dim=1) if several else x[0] for x in zip(*so_far, strict=True))
+            products.append(reconstruct(p, q, bucket.states[stack.places[0]]))
+        return unstack(stacks, products)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
@@ -263,19 +305,6 @@ def _last_factor(state: AlternatingState, rank: int, like: Tensor) -> Tensor:
     """The factor that a half-iteration takes from the half before, at this rank."""
     side, name = (1, "p") if state.is_left else (2, "q")
     return resize_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
-
-
-def _own_factors(
-    states: Sequence[AlternatingState], bases: Sequence[Tensor], rests: Sequence[Tensor]
-) -> list[Tensor]:
-    """Each worker's new factor of each layer: Q where the last one was P. Layers may differ in
-    which comes next, where the optimiser has left some out."""
-    found: dict[int, Tensor] = {}
-    for product, is_left in ((right_product, True), (left_product, False)):
-        some = [i for i, state in enumerate(states) if state.is_left == is_left]
-        if some:
-            found.update(zip(some, product([(bases[i], rests[i]) for i in some]), strict=True))
-    return [found[i] for i in range(len(states))]
 
 
 def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

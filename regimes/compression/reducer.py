@@ -92,10 +92,14 @@ class Reducer:
                     riders.waiting[i] = extra
                 continue
             compressor, level = self.at(i, levels[i])
+            if type(compressor) is Dense and memories[i].residual is None:
+                memories[i].step += 1  # the many small layers of a network: no more work than this
+                riders.waiting[i] = gradients[i]
+                continue
             absent = not gradients[i].numel() and not compressor.joins_shards
             if absent and memories[i].shard is not None:
                 updates[i] = gradients[i][0]  # no row of the layer is here
-            elif level == DENSE or type(compressor) is Dense:
+            elif level == DENSE:
                 riders.waiting[i] = _send_whole(compressor, gradients[i], memories[i])
             else:
                 alike.setdefault(id(compressor), []).append(i)

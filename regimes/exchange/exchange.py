@@ -386,10 +386,9 @@ class Exchange:
         compressors = self.reducer.compressors
         shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
         sent = [] if shown else [finite_flag([*exact.values()])]
-        if not shown:
-            fill_if_nonfinite(
-                [*exact.values()], sent[0], 0.0
-            )  # NaN would spread in some compressors' codes
+        if not all(compressors[i].propagates_nonfinite for i in bucket):
+            # NaN would spread in some compressors' codes
+            fill_if_nonfinite([*exact.values()], sent[0], 0.0)
         for i, row in exact.items():
             if self.copies is not None:  # before the compressor may write to the row's memory
                 self.copies[i].view(row.shape).copy_(row)

@@ -15,14 +15,17 @@ from torch import Tensor
 
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import State
+from regimes.compression.kernels import on_gpu
 from regimes.config import AnyLevel
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
     """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
     at the entries, the host would have to wait."""
+    if on_gpu(tensors[0]):
+        return 0 * torch.stack(torch._foreach_norm([*tensors], 1)).sum()
     total = torch.stack([t.sum() for t in tensors]).sum()
-    if total.device.type == "cpu" and not bool(total.isfinite()):
+    if not bool(total.isfinite()):
         finite = all(bool(t.isfinite().all()) for t in tensors)
         total = torch.full_like(total, 0.0 if finite else torch.nan)
     return 0 * total
@@ -32,7 +35,7 @@ def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"
     """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
     in ``finite_flag``."""
     sums = stack.sum(1)
-    if sums.device.type == "cpu" and not bool(sums.isfinite().all()):
+    if not on_gpu(sums) and not bool(sums.isfinite().all()):
         sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
     flagged = losses + 0 * sums
     return flagged if flagged.dtype == torch.float64 else flagged.to(torch.float32)
@@ -43,7 +46,7 @@ def shows_in_updates(compressors: Sequence[Compressor], rows: Sequence[Tensor]) 
     the gradients? Not on a GPU, where the host would wait for it, nor in half precision, where an
     update may overflow as it is written."""
     return all(c.propagates_nonfinite for c in compressors) and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) for x in rows
+        not on_gpu(x) and x.dtype in (torch.float32, torch.float64) for x in rows
     )
 
 
@@ -71,8 +74,11 @@ def flag_of_updates(
 
 def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
     """Fill tensors where the flag is not finite. On a GPU the host does not ask whether it is."""
+    if on_gpu(flag) and value != value:
+        torch._foreach_add_([*tensors], 0 * flag)  # 0 or NaN, in few launches
+        return
     broken = ~flag.isfinite()
-    if flag.device.type == "cpu" and not broken:
+    if not on_gpu(flag) and not broken:
         return
     for tensor in tensors:
         tensor.masked_fill_(broken, value)

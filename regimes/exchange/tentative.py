@@ -61,11 +61,11 @@ class TentativeMemories:
         if residual is None or not in_place:
             return state
         ratio, spare = scale / self.scales[layer], self.spare[layer]
-        if ratio != 1 or on_gpu(residual):
+        if ratio != 1:
             state.residual = torch.mul(residual, ratio, out=spare)
         else:  # the compressor adds the gradient to it, and leaves the present one
             room = torch.empty_like(residual) if spare is None else spare
-            state.write_to(room, None if rows is None else _as_matrix(rows))
+            state.write_to(room, None if rows is None or on_gpu(rows) else _as_matrix(rows))
         return state
 
     def adopt_states(self, states: Mapping[int, State], unapplied: Collection[int] = ()) -> None:

@@ -45,7 +45,7 @@ from regimes.errors import ConfigError
 def test_orthonormal_spans_the_rows(rank: int, n: int, seed: int) -> None:
     rank = min(rank, n)
     rows = torch.randn(rank, n, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    (basis,) = orthonormalise([(rows,)])
+    (basis,) = orthonormalise([rows[None]])[0]
     torch.testing.assert_close(basis @ basis.mT, torch.eye(rank, dtype=F64))
     torch.testing.assert_close(rows @ basis.mT @ basis, rows)
 
@@ -78,7 +78,8 @@ def test_orthonormal_in_batches(cases: list[tuple[int, int, str]], seed: int) ->
             rows = rows[:1] + 1e-9 * rows
         scale = {"zero": 0, "tiny": 1e-30, "huge": 1e30}.get(kind, 1)
         matrices.append((scale * rows).contiguous())
-    for rows, basis in zip(matrices, in_batches(matrices), strict=True):
+    found = in_batches([rows[None] for rows in matrices])
+    for rows, (basis,) in zip(matrices, found, strict=True):
         torch.testing.assert_close(basis @ basis.mT, torch.eye(len(rows), dtype=F64))
         lost = torch.linalg.matrix_norm(rows - rows @ basis.mT @ basis)
         assert lost <= 1e-9 * torch.linalg.matrix_norm(rows)
@@ -325,7 +326,7 @@ def test_padding_of_a_models_matrices_is_in_bounded_memory() -> None:
     One batch of all would pad to 9.8 million numbers of 24 bytes; no batch has more than twice as
     many numbers as it needs, at 8 bytes each."""
     sizes = [50257, *[2304, 768, 3072, 768] * 12]
-    shapes = tuple((4, n) for n in sizes)
+    shapes = tuple((1, 4, n) for n in sizes)
     groups = choose_batches(shapes)
     assert sorted(i for ids in groups for i in ids) == [*range(len(sizes))]
     assert len(groups) == 2
@@ -339,7 +340,7 @@ def test_padding_of_a_models_matrices_is_in_bounded_memory() -> None:
 
 def test_a_batch_per_shape_is_the_same_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
-    sizes = [(2, 600), (4, 900), (1, 7), (4, 40)]
+    sizes = [(1, 2, 600), (3, 4, 900), (1, 1, 7), (2, 4, 40)]
     matrices = [torch.randn(size, generator=generator, dtype=F64) for size in sizes]
     together = in_batches(matrices)
     choose_batches.cache_clear()

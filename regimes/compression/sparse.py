@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, Int64
+from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
 from regimes.collectives.comm import Comm
@@ -275,11 +275,20 @@ def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " ch
 def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
     """The indices of `select_largest`, of all rows at once, on any device. k is at least 1."""
     keys, bound = _keys_and_bound(rows, k)
-    above = (keys > bound).cumsum(1, dtype=torch.int32)
-    ties = (keys == bound).cumsum(1, dtype=torch.int32)
+    above, ties = _count_in_rows(keys > bound), _count_in_rows(keys == bound)
     taken = above + ties.minimum(k - above[:, -1:])  # number of chosen values up to each place
     places = torch.arange(1, k + 1, dtype=torch.int32, device=rows.device)
     return torch.searchsorted(taken, places.repeat(len(rows), 1))
+
+
+def _count_in_rows(chosen: Bool[Tensor, "rows size"]) -> Int32[Tensor, "rows size"]:
+    """How many of its row are chosen up to each place."""
+    if not on_gpu(chosen):  # by rows is faster there
+        return chosen.cumsum(1, dtype=torch.int32)
+    # CUDA scans each row of several in one block of threads, but a vector in all of them: rows end
+    # to end, less what stands before each. Where the sum wraps around, so does the difference.
+    ends = chosen.reshape(-1).cumsum(0, dtype=torch.int32).view(chosen.shape)
+    return ends - torch.cat([ends.new_zeros(1), ends[:-1, -1]])[:, None]
 
 
 def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regimes.collectives.layers import Layer
-from regimes.compression import Compressor, kernels
+from regimes.compression import Compressor, kernels, sparse
 from regimes.compression.bucket import State
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.elementwise import Cast, Quantise, Sign
@@ -204,6 +206,49 @@ def test_the_selection_by_threshold_is_the_sorted_one(
     wanted = [sorted_selection(row, k) for row in rows]
     assert by_threshold(rows, k).tolist() == wanted
     assert in_each(rows, k).tolist() == wanted
+
+
+class _Scans(TorchDispatchMode):
+    """Keeps the shapes that are summed up along an axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        if func.overloadpacket is torch.ops.aten.cumsum:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))  # type: ignore[no-any-return]
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 300),
+    st.floats(0, 1),
+    st.sampled_from([torch.bfloat16, torch.float16, torch.float32, F64]),
+    st.sampled_from(["normal", "few values", "equal", "not numbers"]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=100)
+def test_a_gpu_scans_all_rows_as_one_and_selects_the_same(
+    count: int, size: int, share: float, dtype: torch.dtype, kind: str, seed: int
+) -> None:
+    """There each row of several is scanned by one block of threads, a single row by all of them."""
+    rows = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    if kind == "few values":
+        rows = rows.round()
+    elif kind == "equal":
+        rows.fill_(-1)
+    elif kind == "not numbers":
+        rows[:, ::3] = math.nan
+    k = max(1, round(share * size))
+    by_rows = by_threshold(rows, k)
+    with pytest.MonkeyPatch.context() as patch, _Scans() as scans:
+        patch.setattr(sparse, "on_gpu", lambda _: True)
+        assert torch.equal(by_threshold(rows, k), by_rows)
+    assert scans.shapes == 2 * [(count * size,)]
 
 
 def test_ties_in_one_of_the_parts_that_are_searched_change_nothing() -> None:

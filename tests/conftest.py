@@ -154,6 +154,16 @@ def _committed_archives_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """A gloo group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -85,6 +85,11 @@ def param_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
+def all_param_groups(model: nn.Module) -> list[Any]:
+    """The parameter groups of all calls of ``fully_shard`` that have divided a model."""
+    return [group for state, *_ in fully_shard_calls(model) for group in param_groups(state)]
+
+
 def current_parameter(fsdp_param: Any) -> Any:
     """A parameter of a group as its module has it.
 

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.sharded_models import (
+    all_param_groups,
     current_parameter,
-    fully_shard_calls,
     is_dtensor,
     join_rows,
     local_part,
     mean_over,
     optimizer_rows,
-    param_groups,
 )
 from regimes.collectives.world import World
 from regimes.config.arguments import check_arguments
@@ -99,13 +98,10 @@ def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
 
 def _list_groups(model: nn.Module) -> list[list[tuple[Any, Any]]]:
     """By group of parameters: each as its module has it now, and as it is trained."""
-    found = [
-        group.fsdp_params for state, *_ in fully_shard_calls(model) for group in param_groups(state)
-    ]
     return [
-        [(current_parameter(param), optimizer_rows(param)) for param in group]
-        for group in found
-        if group
+        [(current_parameter(param), optimizer_rows(param)) for param in group.fsdp_params]
+        for group in all_param_groups(model)
+        if group.fsdp_params
     ]
 
 

@@ -85,7 +85,7 @@ class State(Workspace):
             for name in own.keys() - _PLAIN - self.replaced:
                 if isinstance(value := own[name], Tensor):
                     own[name] = value.clone()
-        for name in ("_buffer", "_checked", "_table"):
+        for name in ("_buffer", "_table"):
             if (value := getattr(self, name, None)) is not None:
                 setattr(other, name, value)
         return other

@@ -166,13 +166,13 @@ def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor
 
 class Workspace:
     """The part of a layer's memory that checkpoints leave out: a buffer that is reused, because
-    fresh pages cost as much as a pass over them, and the set of levels that were checked.
+    fresh pages cost as much as a pass over them.
 
     Slots, not fields: ``vars`` leaves them out, ``copy.copy`` shares them, ``copy.deepcopy``
     copies them.
     """
 
-    __slots__ = ("_buffer", "_checked", "_room", "_table")
+    __slots__ = ("_buffer", "_room", "_table")
 
     def write_to(self, residual: Tensor, update: Tensor | None) -> None:
         """The next step leaves the present residual as it is.
@@ -201,12 +201,6 @@ class Workspace:
         if table is None:
             return [make() for make in makers]
         return [*table.places(makers)]
-
-    def is_first(self, kind: Hashable) -> bool:
-        """Is this the first step of that kind?"""
-        checked: frozenset[Hashable] = getattr(self, "_checked", frozenset())
-        self._checked = checked | {kind}
-        return kind not in checked
 
     def buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """The layer's buffer in the type and on the device of ``like``. Its contents are undefined

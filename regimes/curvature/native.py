@@ -228,9 +228,8 @@ class NativeDoubleBackward(TorchFunctionMode):
     def __init__(self, *, batch_statistics: bool = False, channels_last: bool = False) -> None:
         super().__init__()
         self.batch_statistics, self.channels_last = batch_statistics, channels_last
-        self.mode_matters = (
-            False  # a batch norm has met running statistics, which it may leave aside
-        )
+        # a batch norm with running statistics was met: training mode does not use these
+        self.mode_matters = False
         self._last: tuple[Any, ...] | None = None  # the last convolution: output, inputs
 
     def __torch_function__(

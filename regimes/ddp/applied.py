@@ -38,7 +38,7 @@ class AppliedSteps:
             backward pass, as soon as a gradient is there.
         elsewhere: since ``note_exchange`` an optimiser has stepped that has none of these
             parameters: it may have copies of them.
-        told: called with an optimiser that is about to step a layer.
+        on_step: called with an optimiser that is about to step a layer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AppliedSteps:
         self.known: set[int] = set()
         self.stepped: set[int] = set()
         self.elsewhere = False
-        self.told: Callable[[Any], Any] = lambda optimizer: None
+        self.on_step: Callable[[Any], Any] = lambda optimizer: None
         self._marks: list[list[tuple[int, int] | None]] = []
         self._versions: list[list[int]] = []
         self._samples: list[tuple[int, Any, Tensor]] = []  # layer, parameter, some of its numbers
@@ -149,7 +149,7 @@ class AppliedSteps:
 def _before_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """Before a step: some optimisers clear the gradients in it. A closure makes its own."""
     if applied._with_layers(optimizer):
-        applied.told(optimizer)
+        applied.on_step(optimizer)
     if len(args) < 2 and kwargs.get("closure") is None:
         _after_step(applied, optimizer, args, kwargs)
 

@@ -14,12 +14,11 @@ from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import (
     PresentParameters,
+    all_param_groups,
     describe_sharding,
-    fully_shard_calls,
     is_divided,
     local_part,
     mesh_fault,
-    param_groups,
 )
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
@@ -71,9 +70,7 @@ class FSDPModules:
         self.trained = [group for group in self.groups if group.trained]
         self.layouts = [group.make_layout(shards.size()) for group in self.trained]
         self.parameters = named_trainable(network)
-        calls = fully_shard_calls(network)
-        kept = [group for state, *_ in calls for group in param_groups(state)]
-        self._present = PresentParameters(kept, self.parameters)
+        self._present = PresentParameters(all_param_groups(network), self.parameters)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
         pairs = list(zip(self.trained, self.layouts, strict=True))
         self.layers = [layout.make_layer(one.name) for one, layout in pairs]

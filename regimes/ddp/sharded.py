@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from regimes.collectives.process_group import Group
 from regimes.collectives.sharded_models import (
     PresentParameters,
+    all_param_groups,
     describe_sharding,
-    fully_shard_calls,
     local_part,
     mesh_fault,
-    param_groups,
 )
 from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
@@ -69,8 +68,7 @@ class ShardedGradients(DividedGradients):
         super().__init__(network, parameters, local, replicas, mesh)
         check_rows(parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
-        calls = fully_shard_calls(network)
-        self.param_groups = [group for state, *_ in calls for group in param_groups(state)]
+        self.param_groups = all_param_groups(network)
         self.present = PresentParameters(self.param_groups, parameters)
 
     def start_alike(self) -> None:

@@ -60,7 +60,7 @@ class UnitSteps:
             gauge.reversible = True
         self.applied, self.loss_scale = applied, loss_scale
         see_step = WeakMethod(self._see_step)  # torch keeps what it calls at a step
-        applied.told = lambda optimizer: (alive := see_step()) and alive(optimizer)
+        applied.on_step = lambda optimizer: (alive := see_step()) and alive(optimizer)
         self.levels: Sequence[AnyLevel] = []
         # each gauge with its attributes before the last step, while that may still be undone
         self._last: list[tuple[Any, dict[str, Any]]] | None = None

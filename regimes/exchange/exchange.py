@@ -354,9 +354,12 @@ class Exchange:
             raise
 
     def _reduce_apart(self, transfer: Transfer, bucket: Sequence[int]) -> None:
-        """All rounds of one bucket, whose rows stay. The memories of layers that are used change in
-        place. Those of others change in copies, as nobody knows yet whether they were used
-        elsewhere: what was not used anywhere keeps its memory, as the weights stay."""
+        """Exchange one bucket, whose rows stay as they are.
+
+        The memory of a layer that this process has used changes in place. That of another layer
+        changes in a copy: only the exchange tells whether another process has used it. If none has,
+        the copy is dropped, since the layer's weights stay, too.
+        """
         extra, marks, states = transfer.extra if NO_LAYER in bucket else None, None, None
         if unused := transfer.unused:
             copies = {i: self.memories.copy_state(i, 1.0) for i in unused.intersection(bucket)}

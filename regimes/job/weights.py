@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from regimes.collectives.agreement import Weights
 from regimes.collectives.sharded_models import (
-    fully_shard_calls,
+    all_param_groups,
     local_part,
     optimizer_rows,
-    param_groups,
 )
 from regimes.errors import ConfigError
 from regimes.fingerprint import fingerprint
@@ -111,16 +110,14 @@ class AttachedWeights:
 
 def _divided_rows(network: nn.Module) -> dict[str, Any]:
     """What FSDP2 keeps of each parameter that it has divided, by the parameter's name."""
-    calls = fully_shard_calls(network)
-    if not calls:
+    groups = all_param_groups(network)
+    if not groups:
         return {}
     names = {
         (id(module), own): f"{path}.{own}" if path else own
         for path, module in network.named_modules()
         for own in module._parameters
     }
-    rows = [
-        row for state, _, _ in calls for group in param_groups(state) for row in group.fsdp_params
-    ]
+    rows = [row for group in groups for row in group.fsdp_params]
     places = [(id(row._module_info.module), row._module_info.param_name) for row in rows]
     return {names[place]: row for place, row in zip(places, rows, strict=True) if place in names}

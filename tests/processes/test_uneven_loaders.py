@@ -5,6 +5,7 @@ any timeout."""
 from __future__ import annotations
 
 import atexit
+import warnings
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ def uneven(
     rank: int, kind: str, lengths: list[int], every: int, way: str = "ddp", compared: bool = True
 ) -> str:
     call_guard.SOON = 0.2
+    warnings.filterwarnings("ignore", "process . has waited")  # on a machine that is busy
     model, given = wrapped(way)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counted = {"optimizer": optimizer, "every": every, "summary": False}

@@ -8,7 +8,6 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ import outcome
 import pytest
 import states
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,14 +35,7 @@ from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
 from regimes.report import render_page
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
-
+pytestmark = pytest.mark.usefixtures("one_process")
 
 NO_FOLDERS: tuple[Any, ...] = ("", 5, None)
 

@@ -4,28 +4,20 @@ Oracle: plain DDP and the same loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 UNITS, STEPS = 3, 4
 WAY = r"leave out optimizer= and every=, and call hook.epoch_end\(lr=\.\.\.\)"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
 
 
 def made() -> tuple[Any, list[Tensor], torch.optim.Optimizer]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from ddp_scripts import group as processes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.compression import REGISTRY
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 STEPS = 9
 RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
@@ -108,14 +109,6 @@ def used_scalers(count: int) -> list[Any]:
 def check_same(found: dict[str, Any], clean: dict[str, Any]) -> None:
     assert torch.equal(found["weights"], clean["weights"])
     assert found["rows"] == clean["rows"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

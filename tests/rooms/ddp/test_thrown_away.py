@@ -7,7 +7,7 @@ import copy
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import states
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
@@ -24,16 +23,10 @@ import regimes
 from regimes.compression import REGISTRY
 from regimes.ddp import Hook
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 LEVELS = {"cast": "bf16", "dense": "dense"}  # of compressors without usual ones
 STEPS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    meeting = (tmp_path_factory.mktemp("group") / "rendezvous").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)

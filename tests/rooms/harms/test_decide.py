@@ -268,7 +268,7 @@ def test_less_time_makes_fewer_windows() -> None:
 def test_looking_again_makes_few_wrong_calls() -> None:
     """At a true harm equal to the margin, 0 here, every call of safe is wrong. Looks after each
     seed, at normal harms, whose t statistics need no spread; and at harms that are not normal."""
-    random, seeds = np.random.default_rng(0), 40
+    random, seeds = np.random.default_rng(0), 200
     counts = np.arange(3, seeds + 1)
     ours = np.array([half_width(1.0, n) for n in counts])
     plain = stats.t.ppf(0.975, counts - 1) / np.sqrt(counts)
@@ -277,17 +277,25 @@ def test_looking_again_makes_few_wrong_calls() -> None:
         "heavy tails": random.standard_t(4, (6_000, seeds)),
         "rounded": np.round(1.5 * random.standard_normal((6_000, seeds))),
     }
+    percent = {}
     for name, x in drawn.items():
         means = (np.cumsum(x, axis=1) / np.arange(1, seeds + 1))[:, 2:]
         squares = np.cumsum(x * x, axis=1)[:, 2:] - counts * means**2
         spread = np.sqrt(np.maximum(squares, 0.0) / (counts - 1))
         if name == "rounded":  # as `judge_harms` does with a grain
             spread = np.maximum(spread, 1 / math.sqrt(6))
-        wrong, by_plain = (np.mean((means < -w * spread).any(axis=1)) for w in (ours, plain))
-        at_three = np.mean(means[:, 0] < -ours[0] * spread[:, 0])
-        assert wrong < 0.075, name
-        assert by_plain > 0.12, name
-        assert at_three < 0.03, name
+        looks = [means < -width * spread for width in (ours, plain)]
+        percent[name] = [
+            100 * np.mean(wrong[:, counts <= last].any(axis=1))
+            for wrong in looks
+            for last in (40, 200)
+        ]
+        up_to_40, _, by_plain, _ = percent[name]
+        assert up_to_40 < 7.5, name
+        assert by_plain > 12, name
+        assert np.mean(looks[0][:, 0]) < 0.03, name
+    # as the module and docs/how-to/harm.md say; within three standard errors of 6,000 searches
+    assert percent["normal"] == pytest.approx([6, 7, 15, 21], abs=1.2)
 
 
 def test_a_search_looks_less_often_and_is_wrong_less_often() -> None:

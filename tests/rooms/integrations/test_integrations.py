@@ -67,7 +67,7 @@ def start(example: str, out: Path, *options: str) -> str:
 def test_an_example_runs_to_the_end_and_resumes(example: str, tmp_path: Path) -> None:
     package, lost = EXAMPLES[example]
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"needs {package}")
+        pytest.skip(f"{package} is not installed: make integrations")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     start(example, whole)
     record = regimes.load(whole / "record")
@@ -108,7 +108,7 @@ def test_accelerates_parallelism_config_leaves_the_replicas_to_the_hook(
 ) -> None:
     """Without compression the weights are those of one process with the batches of all four."""
     if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("needs accelerate")
+        pytest.skip("accelerate is not installed: make integrations")
     script, out = ROOT / "tests/shared/ddp_scripts/hsdp_accelerate.py", tmp_path / "record"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     words = [*command, "--nproc-per-node", "4", script, out, compressor]
@@ -160,7 +160,7 @@ def test_a_trainer_that_shards_with_fsdp2(trainer: str, tmp_path: Path) -> None:
     the rows and the sum of each weight are those of the job left alone."""
     package, last = DIVIDED[trainer]
     if not installed(package):
-        pytest.skip(f"needs {package}")
+        pytest.skip(f"{package} is not installed: make integrations")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     first = divided(trainer, whole)
     assert first["same"]
@@ -212,7 +212,7 @@ def same_weights(file: Path, other: Path) -> bool:
 @pytest.mark.integrations
 def test_a_trainer_of_one_process_says_how_to_start_it(tmp_path: Path) -> None:
     if importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers")
+        pytest.skip("transformers is not installed: make integrations")
     words = [sys.executable, ROOT / "examples/trainer_hf.py", "--out", tmp_path / "out"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 STEPS, UNIT = 16, 4
 # by step: set between two units, replaced within the second, given back within the third
 CALLS = {4: "dense", 6: "high", 7: "low", 10: None}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
 
 
 class Training:

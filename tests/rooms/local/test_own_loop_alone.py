@@ -5,25 +5,18 @@ Oracle: the job that goes on without an end; a sentence for each wrong use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import regimes
 from regimes.errors import ConfigError, TrainingError
 from regimes.records import read_lines
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def begun(saved: Any = None, **options: Any) -> tuple[nn.Module, Any, regimes.LocalSteps]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,16 +68,36 @@ def job(rank: int, kind: str, what: str, **more: Any) -> tuple[str, float, int]:
     """What was raised, how far the processes' weights are apart, and the number of units."""
     net = network(frozen=what == "unfrozen")
     model, optimizer, attachment = attached(kind, net, **more)
+
+    def before_step(step: int, optimizer: Any) -> Any:
+        return spoil(net, optimizer, what, rank) if step == 2 else optimizer
+
+    return train(rank, net, model, optimizer, attachment, before_step)
+
+
+def train(
+    rank: int,
+    net: nn.Module,
+    model: Any,
+    optimizer: Any,
+    attachment: Any,
+    before_step: Callable[[int, Any], Any],
+) -> tuple[str, float, int]:
+    """Train to the end, or to an error. Returns what was raised, how far the processes' weights are
+    apart, and the number of units.
+
+    Args:
+        before_step: called with the step and the optimiser, returns the one that goes on.
+    """
     torch.manual_seed(10 + rank)
     said = ""
     try:
         for step in range(STEPS):
-            if step == 2:
-                optimizer = spoil(net, optimizer, what, rank)
+            optimizer = before_step(step, optimizer)
             optimizer.zero_grad()
             model(torch.randn(8, 6).double() + rank).square().mean().backward()
             optimizer.step()
-            if kind == "local":
+            if isinstance(attachment, regimes.LocalSteps):
                 attachment.step()
         attachment.close()
     except RegimesError as error:
@@ -214,26 +235,13 @@ def wide_job(rank: int, kind: str, ways: tuple[str, ...]) -> tuple[str, float, i
         place = {"replicas": mesh["replicate"]} if kind == "replicas" else {}
         pressed = {"compressor": "powersgd", "level": 1, "optimizer": optimizer}
         attachment = regimes.attach(model, **place, **pressed, **options)
-    torch.manual_seed(10 + rank)
-    said = ""
-    try:
-        for step in range(STEPS):
-            if step % 2 and step // 2 < len(ways):
-                WAYS[ways[step // 2]](net, optimizer, rank)
-            optimizer.zero_grad()
-            model(torch.randn(8, 6).double() + rank).square().mean().backward()
-            optimizer.step()
-            if kind == "local":
-                attachment.step()
-        attachment.close()
-    except RegimesError as error:
-        said = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RegimesError):
-            attachment.close()
-    own = torch.cat([whole(p).detach().flatten() for p in net.parameters()])
-    both = [torch.zeros_like(own) for _ in range(2)]
-    torch.distributed.all_gather(both, own)
-    return said, float((both[0] - both[1]).abs().max()), len(attachment.rows)
+
+    def before_step(step: int, optimizer: Any) -> Any:
+        if step % 2 and step // 2 < len(ways):
+            WAYS[ways[step // 2]](net, optimizer, rank)
+        return optimizer
+
+    return train(rank, net, model, optimizer, attachment, before_step)
 
 
 def wide_jobs(rank: int, cases: list[tuple[str, tuple[str, ...]]]) -> list[Any]:

@@ -91,8 +91,8 @@ class Comm:
         else:
             means = self._mean_with_riders(parts, shares)
         self.turn += 1
-        # the mean of several rows is new memory
-        return self._apart(means) if self.world.workers == 1 else means
+        one_row = len(parts) > 0 and len(parts[0]) == 1  # the mean of several is new memory
+        return self._apart(means) if one_row else means
 
     def gather(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
         """Every worker's part, in the order of the workers: ``[L, ...] -> [W, ...]``."""

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALVES = frozenset(HALF.values())
 
 
 def is_half(dtype: torch.dtype) -> bool:
     """Is it float16 or bfloat16?"""
-    return dtype in HALF.values()
+    return dtype in _HALVES
 
 
 def full_precision(numbers: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def step(hook: Any, gradients: list[Tensor]) -> None:
     steps = hook.steps
     steps.begin_step()
     for i in reversed(range(len(gradients))):
-        steps.add_gradients({i: gradients[i]})
+        steps.add_gradients({i: gradients[i][None]})
     steps.finish_step()
     steps.settle_step()
 

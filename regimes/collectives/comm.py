@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.collectives.layers import MARKS, NO_LAYER
+from regimes.collectives.layers import NO_LAYER
 from regimes.collectives.world import World
 
 Shares = Sequence[Mapping[int, int]]  # of each part: how many of a worker's numbers a layer has
@@ -28,17 +28,13 @@ class Riders:
     compressed, and the flag of a finite step. A collective of their own would cost a latency.
 
     Attributes:
-        waiting: by layer, ``[L, ...]``, in the order in which they travel.
-        places: of all layers of the bucket, those of the riders included: parts travel in this
-            order, which is that of all processes. It is a part of the numbers: between three or
-            more processes the order of additions depends on the place.
+        waiting: by layer, ``[L, ...]``, in the order in which they travel, behind the parts.
         unjoined: numbers of no layer whose mean each shard of a worker has of its own; they travel
             with the first ``join_shards``, and their mean is over the shards, too.
         means: those that have travelled.
     """
 
     waiting: dict[int, Tensor] = field(default_factory=dict)
-    places: Mapping[int, int] = field(default_factory=dict)
     unjoined: Float[Tensor, " k"] | None = None
     means: dict[int, Tensor] = field(default_factory=dict)
 
@@ -89,7 +85,7 @@ class Comm:
         if not self.riders.waiting:
             means = self.world.mean_over_workers([*parts])
         else:
-            means = self._mean_with_riders(parts, shares)
+            means = self._mean_with_riders(parts)
         self.turn += 1
         one_row = len(parts) > 0 and len(parts[0]) == 1  # the mean of several is new memory
         return self._apart(means) if one_row else means
@@ -173,53 +169,49 @@ class Comm:
     def send_riders(self) -> None:
         """Send those that have not travelled yet."""
         if self.riders.waiting:
-            self._mean_with_riders([], ())
+            self._mean_with_riders([])
         if self.riders.unjoined is not None:
             self.join_shards([], [], [])
 
     def _before_others(self) -> None:
         """Riders take the mean that would leave beside a first collective of another kind."""
         if self.turn == 0 and self.riders.waiting:
-            self._mean_with_riders([], ())
+            self._mean_with_riders([])
 
-    def _mean_with_riders(self, parts: Sequence[Tensor], shares: Shares) -> list[Tensor]:
+    def _mean_with_riders(self, parts: Sequence[Tensor]) -> list[Tensor]:
         waiting, self.riders.waiting = self.riders.waiting, {}
-        for layer, part in waiting.items():
-            self._count_part("mean", layer, part)
-        places = self.riders.places
-        travelling = [(places[layer], layer, part, True) for layer, part in waiting.items()]
-        for i, part in enumerate(parts):
-            first = next(iter(shares[i])) if shares else self._layer(i)
-            travelling.append((places[first], i, part, False))
-        travelling.sort(key=lambda one: one[0])
-        means = self.world.mean_over_workers([part for _, _, part, _ in travelling])
-        answers: dict[int, Tensor] = {}
-        for (_, key, _, rides), mean in zip(travelling, means, strict=True):
-            (self.riders.means if rides else answers)[key] = mean
+        own = {layer: part for layer, part in waiting.items() if layer >= 0}
+        self._count_parts("mean", [*own], [*own.values()])
+        if NO_LAYER in waiting:
+            self._count_parts("mean", [NO_LAYER], [waiting[NO_LAYER]])
+        # The same order on all processes. It is a part of the numbers: between three or more
+        # processes the order of additions depends on the place.
+        means = self.world.mean_over_workers([*parts, *waiting.values()])
+        self.riders.means.update(zip(waiting, means[len(parts) :], strict=True))
         if self.world.shards > 1:
             self.riders.unjoined = self.riders.means.pop(NO_LAYER, None)
-        return [answers[i] for i in range(len(parts))]
+        return means[: len(parts)]
 
     # -- counts ------------------------------------------------------------------------------------
 
-    def _layer(self, place: int) -> int:
-        return NO_LAYER if self.layers is None else self.layers[place]
-
     def _count(self, kind: str, parts: Sequence[Tensor], shares: Shares) -> None:
-        for i, part in enumerate(parts):
-            if shares:
-                self._count_part(kind, [*shares[i]], part, [*shares[i].values()])
-            else:
-                self._count_part(kind, self._layer(i), part)
-
-    def _count_part(
-        self, kind: str, layer: int | Sequence[int], part: Tensor, sizes: Iterable[int] = ()
-    ) -> None:
-        if layer == MARKS:
+        if not shares:
+            layers = [NO_LAYER] * len(parts) if self.layers is None else self.layers
+            self._count_parts(kind, layers[: len(parts)], parts)
             return
-        convention = layer != NO_LAYER and not self.signal
-        self.world.meter.count_request(layer, kind, part, convention, [*sizes])
-        self._count_call(kind, torch.uint8 if kind != "mean" else part.dtype)
+        for part, share in zip(parts, shares, strict=True):
+            convention = not self.signal
+            self.world.meter.count_request([*share], kind, part, convention, [*share.values()])
+            self._count_call(kind, torch.uint8 if kind != "mean" else part.dtype)
+
+    def _count_parts(self, kind: str, layers: Sequence[int], parts: Sequence[Tensor]) -> None:
+        """Count one part of each layer."""
+        for dtype in {part.dtype for part in parts}:
+            own = [(i, x) for i, x in zip(layers, parts, strict=True) if x.dtype == dtype]
+            of, sizes = zip(*((i, x.numel() // len(x)) for i, x in own), strict=True)
+            convention = not self.signal and NO_LAYER not in of
+            self.world.meter.count_requests(of, kind, sizes, dtype, convention)
+            self._count_call(kind, torch.uint8 if kind != "mean" else dtype)
 
     def _count_within(self, kind: str, parts: Iterable[Tensor]) -> None:
         for part in parts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +12,11 @@ from torch import Tensor
 from regimes.collectives.layers import NO_LAYER, Traffic
 
 _KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
+_MOST_WAITING = 256  # requests that differ
+_Request = tuple[tuple[int, ...], str, tuple[int, ...], torch.dtype, bool]
 _ORDER = (*_KINDS, "exchange", "scatter", "weights", "sum", "join")  # in a record
 
 
-@dataclass
 class Meter:
     """What was passed to the collectives since the last ``take_counts``.
 
@@ -32,12 +32,29 @@ class Meter:
             collectives are counted here, because only it knows their types and number.
     """
 
-    dtype: torch.dtype
-    workers: int
-    layers: dict[int, Traffic] = field(default_factory=lambda: defaultdict(lambda: Traffic(0, 0)))
-    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
-    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
-    dense: dict[str, int] = field(default_factory=dict)
+    def __init__(self, dtype: torch.dtype, workers: int) -> None:
+        self.dtype, self.workers = dtype, workers
+        self._layers: dict[int, Traffic] = defaultdict(lambda: Traffic(0, 0))
+        self.calls: dict[str, int] = dict.fromkeys(_KINDS, 0)
+        self._sent: dict[str, int] = dict.fromkeys(_KINDS, 0)
+        self.dense: dict[str, int] = {}
+        # equal requests come in each step: how often, since the tables were last asked for
+        self._waiting: dict[_Request, int] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Meter) or self.state_dict() != other.state_dict():
+            return False
+        return (self.dtype, self.workers) == (other.dtype, other.workers)
+
+    @property
+    def layers(self) -> dict[int, Traffic]:
+        self._add_waiting()
+        return self._layers
+
+    @property
+    def sent(self) -> dict[str, int]:
+        self._add_waiting()
+        return self._sent
 
     def count_request(
         self,
@@ -55,26 +72,46 @@ class Meter:
         """
         numbers = tensor.numel() // tensor.shape[0]
         if isinstance(layer, int):
-            self._count_layer(layer, kind, tensor, numbers, convention)
+            self.count_requests((layer,), kind, (numbers,), tensor.dtype, convention)
             return
         assert sum(sizes) == numbers, f"{numbers} numbers, of layers {sum(sizes)}"
-        for one, size in zip(layer, sizes, strict=True):
-            self._count_layer(one, kind, tensor, size, convention)
+        self.count_requests(tuple(layer), kind, tuple(sizes), tensor.dtype, convention)
+
+    def count_requests(
+        self,
+        layers: tuple[int, ...],
+        kind: str,
+        numbers: tuple[int, ...],
+        dtype: torch.dtype,
+        convention: bool = True,
+    ) -> None:
+        """Count a request of each layer, for so many numbers of one worker's share."""
+        request = layers, kind, numbers, dtype, convention
+        # taken out first: another thread may ask for the tables now
+        self._waiting[request] = self._waiting.pop(request, 0) + 1
+        # of other kinds one collective carries several requests: the world counts those calls
+        self.calls["broadcast"] += kind == "broadcast"
+        if len(self._waiting) > _MOST_WAITING:  # where what is sent depends on the gradient
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        while self._waiting:
+            (layers, kind, numbers, dtype, convention), times = self._waiting.popitem()
+            for layer, each in zip(layers, numbers, strict=True):
+                self._count_layer(layer, kind, each, dtype, convention, times)
 
     def _count_layer(
-        self, layer: int, kind: str, tensor: Tensor, numbers: int, convention: bool
+        self, layer: int, kind: str, numbers: int, dtype: torch.dtype, convention: bool, times: int
     ) -> None:
         if kind in ("exchange", "scatter"):  # a worker keeps the part that is for itself
             numbers -= numbers // self.workers
-        size = numbers * tensor.element_size()
-        floats_sent = numbers if tensor.dtype == self.dtype else size / 4
+        size = numbers * dtype.itemsize
+        floats_sent = numbers if dtype == self.dtype else size / 4
         # an exchange: with the gather of what it adds up it is one mean (see ``Traffic``)
-        times = {"gather": self.workers, "exchange": 0}.get(kind, 1)
-        floats = floats_sent * times if convention else 0
-        self.layers[layer] = self.layers[layer] + Traffic(floats, size)
-        self.sent[kind] = self.sent.get(kind, 0) + size
-        # of other kinds one collective carries several requests: the world counts those calls
-        self.calls["broadcast"] += kind == "broadcast"
+        copies = {"gather": self.workers, "exchange": 0}.get(kind, 1)
+        floats = floats_sent * copies if convention else 0
+        self._layers[layer] = self._layers[layer] + Traffic(times * floats, times * size)
+        self._sent[kind] = self._sent.get(kind, 0) + times * size
 
     def count_within(self, kind: str, tensor: Tensor) -> None:
         """Count one request among the shards of a worker."""
@@ -118,8 +155,9 @@ class Meter:
         """Return the counts so far and start again from zero."""
         # in one order, whichever was asked for first: a record has the same bytes everywhere
         calls = {kind: self.calls[kind] for kind in _ORDER if kind in self.calls}
-        taken = Meter(self.dtype, self.workers, self.layers, calls, self.sent, self.dense)
-        fresh = Meter(self.dtype, self.workers)
-        self.layers, self.calls, self.sent = fresh.layers, fresh.calls, fresh.sent
+        taken, fresh = Meter(self.dtype, self.workers), Meter(self.dtype, self.workers)
+        taken._layers, taken.calls, taken._sent = self.layers, calls, self._sent
+        taken.dense = self.dense
+        self._layers, self.calls, self._sent = fresh._layers, fresh.calls, fresh._sent
         self.dense = fresh.dense
         return taken

@@ -109,14 +109,16 @@ class ProcessWorld(World):
     def mean_over_workers(self, tensors: list[Tensor]) -> list[Tensor]:
         answers: list[Tensor] = [torch.empty(0)] * len(tensors)
         for ids in by_type(tensors):
-            parts = super().mean_over_workers([tensors[i] for i in ids])
-            flat = torch.cat([p.flatten() for p in parts])
+            own = [tensors[i] for i in ids]
+            if self.hosted_count > 1:
+                own = [mean[None] for mean in super().mean_over_workers(own)]
+            flat = torch.cat([part.reshape(-1) for part in own])
             if len(flat):  # a share may be empty, on all peers alike
                 self._wait_for(self.across.all_reduce, flat)
             flat /= len(self.across)
-            pieces = flat.split([p.numel() for p in parts])
-            for i, piece, part in zip(ids, pieces, parts, strict=True):
-                answers[i] = piece.view(part.shape)
+            pieces = flat.split([part.numel() for part in own])
+            for i, piece, part in zip(ids, pieces, own, strict=True):
+                answers[i] = piece if part.ndim == 2 else piece.view(part.shape[1:])
         return answers
 
     def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:

@@ -236,7 +236,10 @@ class World:
 
 def by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Places of the tensors that can travel together, the same order on all processes."""
-    kinds = sorted({t.dtype for t in tensors}, key=str)  # a set's order differs between processes
+    found = {t.dtype for t in tensors}
+    if len(found) == 1:
+        return [[*range(len(tensors))]]
+    kinds = sorted(found, key=str)  # a set's order differs between processes
     return [[i for i, t in enumerate(tensors) if t.dtype == kind] for kind in kinds]
 
 

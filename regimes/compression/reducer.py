@@ -83,7 +83,7 @@ class Reducer:
         memories: Any = self.states if states is None else states
         self.set_rates(bucket, memories)
         before = self.traffic_check.before(bucket, gradients, levels)
-        riders = Riders(places={layer: place for place, layer in enumerate((*bucket, MARKS))})
+        riders = Riders()
         alike: dict[int, list[int]] = {}  # by compressor: the layers that it exchanges
         updates: dict[int, Tensor] = {}
         for i in bucket:

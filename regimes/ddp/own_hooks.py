@@ -126,7 +126,7 @@ class DividedGradients:
         if parameter.grad is None:  # a hook that was registered before ours has cleared it
             raise ConfigError(EARLY)
         self.arrived.add(layer)
-        self.receiver.add_gradients({layer: self.local_gradient(parameter)})
+        self.receiver.add_gradients({layer: self.local_gradient(parameter)[None]})
 
     def _begin_pass(self, now: int) -> None:
         # Twice, so that it comes after the callbacks of all FSDP2 modules, the last of which are
@@ -147,7 +147,8 @@ class DividedGradients:
         """The end of backward: wait until the aggregated gradients are in ``.grad``."""
         self.missing = set(range(len(self.names))) - self.arrived
         if self.missing:  # all processes exchange all layers, used or not
-            self.receiver.add_gradients({i: torch.zeros_like(self.local[i]) for i in self.missing})
+            missing = {i: torch.zeros_like(self.local[i])[None] for i in self.missing}
+            self.receiver.add_gradients(missing)
         self.receiver.finish_step()
 
     def release_gradients(self) -> None:

@@ -7,8 +7,10 @@ source of a DistributedDataParallel model.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakMethod, finalize, proxy, ref
 
@@ -65,7 +67,8 @@ class Receiver(Protocol):
         """The first gradients of a step are complete."""
 
     def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
-        """These gradients are complete, by layer; the aggregated ones will overwrite them."""
+        """These gradients are complete, by layer, ``[1, *shape]``; the aggregated ones will
+        overwrite them."""
 
     def finish_step(self) -> None:
         """Wait until all are overwritten."""
@@ -156,6 +159,27 @@ def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
     return [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
 
 
+@dataclass
+class BucketViews:
+    """The gradients in a bucket of DDP.
+
+    Attributes:
+        address: of the bucket's memory.
+        parameters: in their order in the bucket; another order may come at the same address.
+        gradients: by layer, ``[1, *shape]``.
+    """
+
+    address: int
+    parameters: Sequence[Tensor]
+    gradients: dict[int, Tensor]
+
+    def is_of(self, parameters: Sequence[Tensor]) -> bool:
+        """Are these the parameters?"""
+        return len(parameters) == len(self.parameters) and all(
+            map(operator.is_, parameters, self.parameters)
+        )
+
+
 class DDPGradients:
     """The gradients of a DDP model, one for each whole layer; a ``Source``."""
 
@@ -180,6 +204,7 @@ class DDPGradients:
         self.device = next(iter(self.index)).device
         self.bucket_bytes = ddp.bucket_bytes_cap
         self.pending: list[tuple[Future[Tensor], Tensor]] = []  # and their buffers
+        self.views: dict[int, BucketViews] = {}
         self.lock = threading.Lock()
         self.config: dict[str, Any] = {}
 
@@ -210,16 +235,26 @@ class DDPGradients:
         aggregated gradient, which the future announces."""
         if bucket.index() == 0:
             self._begin_pass()
-        gradients = {
-            self.index[p]: _in_memory_order(g, p)
-            for g, p in zip(bucket.gradients(), bucket.parameters(), strict=True)
-        }
         future: Future[Tensor] = Future(
             devices=[self.device] if self.device.type == "cuda" else None
         )
-        self.pending.append((future, bucket.buffer()))
-        self.receiver.add_gradients(gradients)
+        self.pending.append((future, buffer := bucket.buffer()))
+        self.receiver.add_gradients(self._gradients_in(bucket, buffer))
         return future
+
+    def _gradients_in(self, bucket: Any, buffer: Tensor) -> dict[int, Tensor]:
+        """The gradients in a bucket. The views are made once, until DDP makes other buckets."""
+        parameters, kept = bucket.parameters(), self.views.get(bucket.index())
+        if kept is not None and kept.address == buffer.data_ptr() and kept.is_of(parameters):
+            return kept.gradients
+        if kept is not None:
+            self.views.clear()  # or views would keep the memory of buckets that are gone
+        gradients = {
+            self.index[p]: _in_memory_order(g, p)[None]
+            for g, p in zip(bucket.gradients(), parameters, strict=True)
+        }
+        self.views[bucket.index()] = BucketViews(buffer.data_ptr(), parameters, gradients)
+        return gradients
 
     def _begin_pass(self) -> None:
         uneven = self.model._join_config.enable
@@ -270,6 +305,7 @@ class DDPGradients:
         }
 
     def close(self) -> None:
+        self.views.clear()
         self.leave_parameters()
         self.place.receive = None
 

@@ -100,7 +100,7 @@ class HookSteps(UnitSteps, Listener):
         return torch.zeros((1, size), dtype=kind, device=self.device)
 
     def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
-        self.exchange.add_rows({i: gradient[None] for i, gradient in gradients.items()})
+        self.exchange.add_rows(gradients)
         if self.exchange.transfer is not None and self.exchange.transfer.failed:
             self.source.release_gradients()
 
@@ -128,8 +128,9 @@ class HookSteps(UnitSteps, Listener):
         self.total += 1
         if step.finite:
             self.finite_in_unit += 1
-            with self.on_hook_stream():
-                self._show_gauges(step, unapplied)
+            if self.gauges:
+                with self.on_hook_stream():
+                    self._show_gauges(step, unapplied)
         self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
 

@@ -274,7 +274,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     steps = HookSteps(ours, reducer, (), loss_scale=LossScale())
     steps.levels = [2, 2]
     for step in range(4):
-        gradients = {i: torch.randn(4, 6).to(device) for i in range(2)}
+        gradients = {i: torch.randn(1, 4, 6).to(device) for i in range(2)}
         yield
         ours.missing = {1} if step == 3 else set()
         steps.begin_step()

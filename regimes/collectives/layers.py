@@ -85,6 +85,12 @@ class Layer:
         rows = self.shape[:1] if self.shard is None else (self.shard.rows,)
         return len(self.shape) > 1 and 0 not in (*rows, *self.shape[1:])
 
+    @property
+    def whole(self) -> Layer:
+        """The layer of which this is a shard, or itself."""
+        shard = self.shard
+        return self if shard is None else Layer(self.name, (shard.rows, *self.shape[1:]))
+
     def on(self, index: int, count: int) -> Layer:
         """Its part on one of ``count`` processes."""
         shard = Shard(index, count, self.shape[0])

@@ -228,10 +228,30 @@ class Compressor(Bounded, ABC):
         return update
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Traffic of one step of one layer, 1-D layers and the level "dense" included."""
-        if level == DENSE or not layer.compressed:
+        """Traffic of one step of one layer, 1-D layers and the level "dense" included, and layers
+        that are sent whole (``exceeds``)."""
+        if level == DENSE or not layer.compressed or self.exceeds(layer, level, workers):
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
+
+    def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
+        """Would a level send more bytes of a layer than "dense"? The layer is then sent whole.
+
+        All shards together decide, so that each decides alike; and float32, whatever the model's
+        type, so that a record's header can say it.
+        """
+        if level == DENSE or not layer.compressed or self.data_dependent:
+            return False
+        whole, shard = layer.whole, layer.shard
+        parts = [whole]
+        if shard is not None and not self.joins_shards:  # each shard is compressed by itself
+            parts = [part for i in range(shard.count) if (part := whole.on(i, shard.count)).size]
+        compressed_bytes = sum(self.traffic(part, level, workers).bytes for part in parts)
+        return self.sends_more(compressed_bytes, self.cost(whole, DENSE, workers).bytes)
+
+    def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
+        """Does a level that sends so many bytes of a layer send too many of it?"""
+        return compressed_bytes > dense_bytes
 
 
 def check_level(chosen: Compressor, level: AnyLevel) -> None:

@@ -11,6 +11,7 @@ from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, check_level
 from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import name_whole_layers
 from regimes.config import AnyLevel
 from regimes.errors import ConfigError, require
 
@@ -37,7 +38,8 @@ def check_compressor(
             for some workers alone.
 
     Raises:
-        ConfigError: an update of another size or type; gradients that were changed; an update that
+        ConfigError: the level would send more of every layer than it has, so that nothing would be
+            tried; an update of another size or type; gradients that were changed; an update that
             is not what was taken out; ``traffic`` differs from what was counted; ``linear``, where
             the update depends on more than the mean of the gradients.
 
@@ -48,6 +50,7 @@ def check_compressor(
     require(known, "compressor", compressor, "an object of a subclass of Compressor")
     check_level(compressor, level)
     layers = [Layer(f"layer{i}", shape) for i, shape in enumerate(shapes)]
+    _check_sends_less(compressor, layers, level, workers)
     for count in workers:
         reducer = _make(compressor, layers, count)
         owed: list[Tensor | None] = [None] * len(layers)
@@ -67,6 +70,19 @@ def check_compressor(
                 owed[i] = None if left is None else left.view(rows[i].shape).clone()
         if compressor.linear and count > 1:
             _check_linear(compressor, layers, level, count)
+
+
+def _check_sends_less(
+    compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: Sequence[int]
+) -> None:
+    tried = {layer.name for layer in layers if layer.compressed}
+    for count in workers:
+        if tried and tried == {*name_whole_layers(compressor, layers, level, count)}:
+            raise ConfigError(
+                f"the compressor {type(compressor).__name__}: by its traffic, level {level!r} "
+                f"would send more of each layer than it has, so that {count} workers send all "
+                "layers whole: give larger shapes, or check traffic"
+            )
 
 
 def _make(compressor: Compressor, layers: Sequence[Layer], workers: int) -> Reducer:

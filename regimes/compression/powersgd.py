@@ -40,6 +40,10 @@ class LowRank(Compressor):
     linear: ClassVar[bool] = True
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
+    def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
+        """As many are too many: sent whole, the layer loses nothing, and no product is computed."""
+        return compressed_bytes >= dense_bytes
+
     def check(self, level: Level) -> None:
         good = level == DENSE or (type(level) is int and level >= 1)
         where = f"level of {type(self).__name__}"
@@ -86,6 +90,10 @@ class PowerSGD(LowRank):
             # Each worker rounds its own factors before the mean; a large finite factor overflows.
             object.__setattr__(self, "linear", False)
             object.__setattr__(self, "propagates_nonfinite", False)
+
+    def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
+        """The authors' code sends every matrix at its rank, as their Table 1 counts."""
+        return not self.reset_on_change and super().exceeds(layer, level, workers)
 
     def before_dense(self, state: State) -> None:
         if self.reset_on_change:

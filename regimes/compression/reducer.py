@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -50,8 +50,9 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
+        self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}  # of `at`
         self.reads_rates = any(c.reads_rate for c in self.compressors)
-        self.traffic_check = TrafficCheck(self.compressors, self.layers, world)
+        self.traffic_check = TrafficCheck(self.at, self.layers, world)
         first = world.hosted[0]
         self.states = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
@@ -148,12 +149,17 @@ class Reducer:
         return updates
 
     def at(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
-        """The compressor of a layer at a level, as ``Compressor.at``."""
-        if not isinstance(level, FeedbackLevel):
-            return self.compressors[layer], level
-        if level not in self._at:
-            self._at[level] = self.compressors[layer].at(level)
-        return self._at[level]
+        """The compressor of a layer at a level, as ``Compressor.at``; "dense" where that would send
+        more than the layer has."""
+        if (layer, level) not in self._choices:
+            compressor, plain = self.compressors[layer], cast(Level, level)
+            if isinstance(level, FeedbackLevel):
+                if level not in self._at:  # one object for all layers, which are exchanged together
+                    self._at[level] = compressor.at(level)
+                compressor, plain = self._at[level]
+            whole = compressor.exceeds(self.layers[layer], plain, self.world.workers)
+            self._choices[layer, level] = compressor, DENSE if whole else plain
+        return self._choices[layer, level]
 
     def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
         """Set the rate of the step to come in the memories of layers, if any reads it."""

@@ -78,6 +78,14 @@ class TopK(Sparsifier):
         good = self.count in ("round", "truncate")
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
+    def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
+        """Of small layers alone, of which one coordinate is sent at least."""
+        # With their indices more than 50 % are more of every layer: who chooses such a level means
+        # it, as the paper does its 99 %.
+        if level == DENSE or float(level) > 50 or self.count == "truncate":
+            return False
+        return super().exceeds(layer, level, workers)
+
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
         kept = [
             num_kept(level, size, self.count)

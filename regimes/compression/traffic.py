@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from regimes.collectives.layers import NO_LAYER, Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
-from regimes.config import DENSE, AnyLevel
+from regimes.config import DENSE, AnyLevel, Level
 from regimes.errors import ConfigError
 
 
@@ -19,9 +19,13 @@ class TrafficCheck:
     level, as soon as a step of each of its ``phases`` was taken."""
 
     def __init__(
-        self, compressors: Sequence[Compressor], layers: Sequence[Layer], world: World
+        self,
+        at: Callable[[int, AnyLevel], tuple[Compressor, Level]],
+        layers: Sequence[Layer],
+        world: World,
     ) -> None:
-        self.compressors, self.layers, self.world = compressors, layers, world
+        """``at``: `Reducer.at`."""
+        self.at, self.layers, self.world = at, layers, world
         # By layer and level: what a step of each phase has sent, until all phases are known.
         # None: compared, or nothing to compare.
         self._counted: dict[tuple[int, AnyLevel], dict[int, Traffic] | None] = {}
@@ -36,9 +40,10 @@ class TrafficCheck:
                 continue
             if (i, levels[i]) not in self._counted:
                 full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
-                sends = full and levels[i] != DENSE and self.layers[i].compressed
+                compressor, level = self.at(i, levels[i])
+                sends = full and level != DENSE and self.layers[i].compressed
                 # the formula is of a whole matrix; a shard of which no row is here sends nothing
-                apart = self.world.shards == 1 or not self.compressors[i].joins_shards
+                apart = self.world.shards == 1 or not compressor.joins_shards
                 sends = sends and apart and self.layers[i].size > 0
                 self._counted[i, levels[i]] = {} if sends else None
             if self._counted[i, levels[i]] is not None:
@@ -54,7 +59,7 @@ class TrafficCheck:
             ConfigError: a compressor's formula gives another number.
         """
         for i, counted in before.items():
-            compressor, layer, key = self.compressors[i], self.layers[i], (i, levels[i])
+            (compressor, level), layer, key = self.at(i, levels[i]), self.layers[i], (i, levels[i])
             now = self.world.meter.layers[i]
             sent = Traffic(now.floats - counted.floats, now.bytes - counted.bytes)
             steps = (self._counted[key] or {}) | {compressor.phase(states[i]): sent}
@@ -62,8 +67,7 @@ class TrafficCheck:
             if len(steps) == compressor.phases:
                 self._counted[key] = None
                 itemsize = gradients[i].element_size()
-                chosen, level = compressor.at(levels[i])
-                formula = chosen.traffic(layer, level, self.world.workers, itemsize)
+                formula = compressor.traffic(layer, level, self.world.workers, itemsize)
                 where = type(compressor).__name__, layer.name
                 most = compressor.data_dependent
                 _check_traffic(where, levels[i], formula, steps.values(), most)
@@ -113,6 +117,15 @@ def traffic_table(
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
 
 
+def name_whole_layers(
+    compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
+) -> list[str]:
+    """The names of the layers that are sent whole at a level (``Compressor.exceeds``)."""
+    compressor, level = compressor.at(level)
+    parts = layers if shards == 1 else [layer.on(0, shards) for layer in layers if layer.shape]
+    return [part.name for part in parts if compressor.exceeds(part, level, workers)]
+
+
 def costs_per_step(
     compressor: Compressor,
     layers: Sequence[Layer],
@@ -121,13 +134,15 @@ def costs_per_step(
     shards: int = 1,
 ) -> dict[str, dict[str, Any]]:
     """The cost of one step at each level and dense, for a record's header; "layers": the floats of
-    each layer."""
+    each layer; "whole": the names of those that are sent whole, if there are any."""
     table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
         floats, sent = traffic_table(compressor, layers, level, workers, shards)
         costs = [_worker_cost(compressor, layer, level, workers, shards) for layer in layers]
         by_layer = [cost.floats for cost in costs]
         table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
+        if names := name_whole_layers(compressor, layers, level, workers, shards):
+            table[name]["whole"] = names
     return table
 
 

@@ -33,6 +33,7 @@ from regimes.records import (
     differing_fields,
     identify_experiment,
     separate_experiments,
+    whole_layers,
 )
 from regimes.records.fields import differences_text
 from regimes.training.learning_rate import LearningRate
@@ -54,12 +55,14 @@ class Case:
         epochs: of all its runs; of a level one whole unit.
         dense_steps: of the same samples without compression, at the usual batch size.
         lengths: how many epochs each of its runs has, in their order; none for a level.
+        whole: how many compressed layers a level sends whole, because it would not send less.
     """
 
     name: str
     epochs: list[Epoch]
     dense_steps: float
     lengths: tuple[int, ...] = ()
+    whole: int = 0
 
     @property
     def runs(self) -> int:
@@ -231,7 +234,9 @@ def _cases_of(runs: Sequence[Record], sample: float, share: float) -> tuple[list
     level_cases = []
     for name, at in levels.items():
         work = replace(mean_step(at), compress=compress[name])
-        level_cases.append(Case(_labelled(name, config["levels"]), [(unit, work)], unit))
+        label = _labelled(name, config["levels"])
+        whole_count = max(len(whole_layers(run.header, name)) for run in runs)
+        level_cases.append(Case(label, [(unit, work)], unit, whole=whole_count))
     policies: dict[str, list[Epoch]] = {}
     whole: dict[str, float] = {}
     for name, level, usual, (steps, work) in epochs:
@@ -303,11 +308,18 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     """Levels of a configuration, timed on this machine, and its policy if that needs no statistic
     of the run (static, windows, periods by the rate; AdaComm as if the loss were constant) and has
     one level for all layers."""
+    from regimes.compression import make_compressor
+    from regimes.compression.traffic import name_whole_layers
     from regimes.cost.measure import time_steps
 
     per_epoch, (works,), layers, _ = time_steps([config], workers, steps)
     unit = config.unit_steps or per_epoch  # steps in a row of the record
-    levels = [Case(_labelled(x, config.levels), [(unit, work)], unit) for x, work in works.items()]
+    compressor, levels = make_compressor(config.compressor), list[Case]()
+    for name, work in works.items():
+        level = config.levels.get(name, DENSE)
+        whole_count = len(name_whole_layers(compressor, layers, level, workers))
+        label = _labelled(name, config.levels)
+        levels.append(Case(label, [(unit, work)], unit, whole=whole_count))
     compressed = [layer.name for layer in layers if layer.compressed]
     plan = plan_units(config, int(per_epoch), compressed)
     if plan is None:

@@ -30,6 +30,7 @@ from regimes.cost.job import (
 from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import (
     WIDE,
+    describe_whole_layers,
     parse_methods,
     tabulate_curves,
     tabulate_methods,
@@ -201,6 +202,8 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     console.print(
         tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
     )
+    for note in describe_whole_layers(planned, methods):
+        console.print(f"note: {note}", markup=False)
     console.print(sentence, markup=False)
     return frame
 

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.collectives.layers import Layer
+from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.compression import make_compressor
+from regimes.compression.traffic import name_whole_layers
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.cost import evidence
@@ -124,6 +125,7 @@ def method_work(job: Job, method: Method) -> Work:
     layers, itemsize = job.model.layers, job.itemsize
     chosen, level, workers = make_compressor(method.table), method.level, job.replicas
     packed = [layer for layer in layers if layer.compressed and level != DENSE]
+    packed = [layer for layer in packed if not chosen.exceeds(layer, level, workers)]
     plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
     sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
     calls, shares = _collectives(method, workers) if packed else ({}, {})
@@ -136,22 +138,37 @@ def method_work(job: Job, method: Method) -> Work:
     return once.every(method.period)
 
 
+def describe_whole_layers(job: Job, methods: Iterable[Method]) -> list[str]:
+    """A sentence for each method that sends layers whole."""
+    sentences = []
+    for method in methods:
+        compressor, layers = make_compressor(method.table), job.model.layers
+        if names := name_whole_layers(compressor, layers, method.level, job.replicas):
+            why = "because it would not send less of them"
+            sentences.append(f"layers sent whole by {method.label}: {len(names)}, {why}")
+    return sentences
+
+
 def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[str, float]]:
     """Calls by kind of one step of a small layer, and each kind's share of the bytes. Where the
     kinds of steps differ, as ACP-SGD's do, the mean over them."""
     import torch
 
+    from regimes.collectives.comm import Comm, Riders
     from regimes.collectives.world import World
-    from regimes.compression.reducer import Reducer
-    from regimes.exchange.exchange import Exchange
+    from regimes.compression.reducer import exchange_layers
 
     chosen, few = make_compressor(method.table), min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
-    exchange = Exchange(Reducer(chosen, [Layer("small", (SIDE, SIDE))], world, 0))
+    state = chosen.init(Layer("small", (SIDE, SIDE)), 0)
+    state.workers = few
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(1, SIDE, SIDE, generator=generator)
-    for _ in range(chosen.phases):
-        exchange.exchange_step([gradient], [method.level], torch.zeros(1), gradient.flatten(1))
+    for _ in range(chosen.phases):  # even where a level would send more than so small a layer has
+        riders = Riders(waiting={NO_LAYER: torch.zeros(1)})
+        comm = Comm(world, [0], riders=riders)
+        exchange_layers(chosen, [0], [gradient], [state], [method.level], comm)
+        comm.send_riders()
     meter = world.meter.take_counts()
     sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
     sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it

@@ -229,7 +229,7 @@ class Exchange:
             layers = range(len(compressors))
             states = dict(enumerate(self.reducer.states)) | transfer.states
             _, finite = flag_of_updates(
-                layers, compressors, transfer.updates, states, transfer.levels
+                layers, self.reducer.at, transfer.updates, states, transfer.levels
             )
             if not finite:
                 assert extra is not None
@@ -409,7 +409,7 @@ class Exchange:
             transfer.marks.append((bucket, means[len(sent) :]))
         if shown:
             flag, _ = flag_of_updates(
-                bucket, compressors, updates, transfer.states, transfer.levels
+                bucket, self.reducer.at, updates, transfer.states, transfer.levels
             )
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]

@@ -7,7 +7,7 @@ the same on all processes, show it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from torch import Tensor
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import State
 from regimes.compression.kernels import on_gpu
-from regimes.config import AnyLevel
+from regimes.config import AnyLevel, Level
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -52,14 +52,15 @@ def shows_in_updates(compressors: Sequence[Compressor], rows: Sequence[Tensor]) 
 
 def flag_of_updates(
     layers: Sequence[int],
-    compressors: Sequence[Compressor],
+    at: Callable[[int, AnyLevel], tuple[Compressor, Level]],
     updates: Mapping[int, Tensor],
     states: Sequence[State] | Mapping[int, State],
     levels: Sequence[AnyLevel],
 ) -> tuple[Float[Tensor, ""], bool]:
     """A flag, and whether it is finite: it is not where an update shows that a gradient was not
-    finite, or is not finite itself; of compressors with ``propagates_nonfinite``."""
-    at_levels = [compressors[i].at(levels[i]) for i in layers]
+    finite, or is not finite itself; of compressors with ``propagates_nonfinite``. ``at``:
+    `Reducer.at`."""
+    at_levels = [at(i, levels[i]) for i in layers]
     probes = [
         compressor.finite_probe(updates[i], states[i], level)
         for i, (compressor, level) in zip(layers, at_levels, strict=True)

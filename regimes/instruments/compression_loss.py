@@ -113,12 +113,17 @@ class CompressionLossGauge(StridedGauge):
         }
 
     def _errors(self, parts: list[Tensor], name: str, level: AnyLevel) -> list[Tensor]:
-        """Each layer's gradient minus what a level sends of it; zero if it is never compressed."""
+        """Each layer's gradient minus what a level sends of it; zero if it is sent whole."""
         errors, states = [torch.zeros_like(p) for p in parts], self.states[name]
         compressor, sent = self.compressor.at(level)
         if sent == DENSE:
             return errors
-        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
+        workers = self.world.workers
+        compressed = [
+            i
+            for i, layer in enumerate(self.layers)
+            if layer.compressed and not compressor.exceeds(layer, sent, workers)
+        ]
         # among the shards of a worker together, because each exchange costs a latency
         together = [compressed] if self.alone.of.shards > 1 else [[i] for i in compressed]
         for layers in together:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import warnings
 from collections import Counter
@@ -39,8 +40,9 @@ from regimes.job.set_level import set_entry, was_set
 from regimes.job.state import State, own_part
 from regimes.job.summary import job_summary
 from regimes.policies.controller import Controller, Levels
-from regimes.records import Header, Row, provenance
+from regimes.records import Header, Row, describe_whole_layers, provenance
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -304,6 +306,9 @@ class Job:
 
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
+        if self.world.rank == 0:
+            for sentence in describe_whole_layers(header):
+                log.warning("regimes: %s", sentence)
         if options is not None and self.world.rank == 0:
             self.recorder = JobRecorder(options, header)
             if self.claims is not None:

@@ -23,6 +23,7 @@ from regimes.records import (
     Header,
     Row,
     count_units,
+    describe_whole_layers,
     number_of_units,
     run_name,
     sum_sent,
@@ -81,7 +82,9 @@ class LiveTable:
         self.live.stop()
 
     def draw(self, message: str = "") -> RenderableType:
-        parts: list[RenderableType] = [Text(describe_run(self.header), style="bold"), self.bars]
+        parts: list[RenderableType] = [Text(describe_run(self.header), style="bold")]
+        parts += [Text(sentence, "dim") for sentence in describe_whole_layers(self.header)]
+        parts.append(self.bars)
         if self.rows:
             parts.append(epoch_table(self.header, self.rows, self.seconds, self.sent_before))
         if message:
@@ -99,6 +102,8 @@ class PlainLines:
         self.header, self.sent = header, sum_sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
         self._print(f"{describe_run(header)}, {count_units(header, rows)}{done}")
+        for sentence in describe_whole_layers(header):
+            self._print(sentence)
 
     def step(self, epoch: int, done: int, steps: int) -> None:
         """Ignored: one line per epoch."""

@@ -67,4 +67,5 @@ from regimes.records.selection import (
     select_while_loading,
     summary,
 )
+from regimes.records.whole import describe_whole_layers, whole_layers
 from regimes.records.writer import RecordWriter

@@ -80,11 +80,13 @@ class Data(TypedDict):
 
 
 class Cost(TypedDict):
-    """What one worker sends in a step at one level; ``layers`` are the floats of each layer."""
+    """What one worker sends in a step at one level; ``layers`` are the floats of each layer,
+    ``whole`` the names of those that are sent whole, because the level would not send less."""
 
     floats: Amount
     bytes: Amount
     layers: NotRequired[Amounts]
+    whole: NotRequired[list[Name]]
 
 
 LEFT = Object({"worker": kinds.COUNT, "step": kinds.COUNT}, extra=AMOUNT)

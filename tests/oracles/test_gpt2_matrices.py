@@ -46,12 +46,13 @@ class Naive:
     q: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
 
     def step(self, gradients: np.ndarray, level: Level) -> np.ndarray:
-        """Algorithm 1 of ``[W, n, m]``; "dense" sends what is unsent."""
+        """Algorithm 1 of ``[W, n, m]``; "dense" sends what is unsent, and so does a rank whose
+        factors have as many numbers as the matrix."""
         delta = gradients if self.residual is None else gradients + self.residual
-        if level == DENSE:
+        n, m = delta.shape[1:]
+        if level == DENSE or (n + m) * min(int(level), n, m) >= n * m:
             self.residual = None
             return delta.mean(0)
-        n, m = delta.shape[1:]
         start = self._start(min(int(level), n, m), m)
         basis = np.linalg.qr((delta @ start).mean(0))[0]
         self.q = (delta.transpose(0, 2, 1) @ basis).mean(0)

@@ -11,10 +11,10 @@ from ddp_scripts.factors import Case
 from regimes.compression import REGISTRY
 
 FACTORS = (1.0, 2.0, 3.0)  # torchtitan's, the shards', and no power of two
-LEVELS = {  # some as they lose nothing
+LEVELS = {
     "dense": "dense",
     "powersgd": 2,
-    "acp-sgd": 8,
+    "acp-sgd": 2,
     "topk": 40,
     "randomk": 40,
     "chunked-topk": 40,

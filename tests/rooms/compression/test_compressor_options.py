@@ -154,7 +154,7 @@ def test_without_feedback_or_factors_no_step_depends_on_those_before(table: dict
     """Random-K and random rounding draw anew by the number of the step."""
     drawn = table["name"] == "randomk" or table.get("stochastic")
     remembers = table["error_feedback"] or table["name"] in ("powersgd", "acp-sgd")
-    used, level = reducer(table, World(WORKERS)), FAMILIES[table["name"]].levels[-1]
+    used, level = reducer(table, World(WORKERS)), FAMILIES[table["name"]].levels[0]
     for t in range(3):
         step(used, gradients(t), level)
     fresh = reducer(table, World(WORKERS))

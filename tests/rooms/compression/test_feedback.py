@@ -22,12 +22,13 @@ from regimes.job import choices
 from regimes.training import graphs
 
 LAYER = Layer("m", (4, 6))
+LARGER = Layer("m", (8, 12))  # of which rank 3 sends less than all
 
 
-def reducer(compressor: Compressor) -> Reducer:
+def reducer(compressor: Compressor, layer: Layer = LAYER) -> Reducer:
     world = World(2)
     world.meter.dtype = torch.float64
-    return Reducer(compressor, [LAYER], world, seed=3)
+    return Reducer(compressor, [layer], world, seed=3)
 
 
 def step(to: Reducer, grad: torch.Tensor, level: AnyLevel) -> torch.Tensor:
@@ -35,9 +36,9 @@ def step(to: Reducer, grad: torch.Tensor, level: AnyLevel) -> torch.Tensor:
     return Exchange(to).exchange_step([grad], [level], losses, grad.flatten(1))[0][0].clone()
 
 
-def gradient(key: int) -> torch.Tensor:
+def gradient(key: int, layer: Layer = LAYER) -> torch.Tensor:
     generator = torch.Generator().manual_seed(key)
-    return torch.randn(2, *LAYER.shape, generator=generator, dtype=torch.float64)
+    return torch.randn(2, *layer.shape, generator=generator, dtype=torch.float64)
 
 
 def test_a_worker_keeps_what_its_own_cast_has_lost() -> None:
@@ -62,12 +63,12 @@ def test_a_worker_keeps_what_its_own_cast_has_lost() -> None:
 def test_a_change_of_rank_keeps_or_forgets_the_factor(forgets: bool, rank: int) -> None:
     """Forgotten: the next step is that of a compressor that has never stepped before, with the
     residual put on top of its gradient."""
-    to = reducer(PowerSGD(reset_on_change=forgets))
-    step(to, gradient(0), 2)
+    to = reducer(PowerSGD(reset_on_change=forgets), LARGER)
+    step(to, gradient(0, LARGER), 2)
     (owed,) = to.residuals()
     assert owed is not None
-    fresh = step(reducer(PowerSGD()), gradient(1) + owed, rank)
-    assert torch.allclose(step(to, gradient(1), rank), fresh) == forgets
+    fresh = step(reducer(PowerSGD(), LARGER), gradient(1, LARGER) + owed, rank)
+    assert torch.allclose(step(to, gradient(1, LARGER), rank), fresh) == forgets
 
 
 @pytest.mark.parametrize("forgets", [False, True])

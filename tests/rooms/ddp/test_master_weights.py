@@ -22,7 +22,7 @@ WAY = r"leave out optimizer= and every=, and call hook.epoch_end\(lr=\.\.\.\)"
 
 def made() -> tuple[Any, list[Tensor], torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(8, 8).bfloat16())
+    model = DistributedDataParallel(nn.Linear(8, 16).bfloat16())
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     return model, masters, torch.optim.SGD(masters, lr=0.1)
 

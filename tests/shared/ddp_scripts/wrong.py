@@ -29,7 +29,8 @@ from regimes.records import read_lines
 CASE = Case()
 STEPS = 4
 
-attach = functools.partial(regimes.attach, summary=False)
+# at these levels no layer is sent whole, which would be said
+attach = functools.partial(regimes.attach, summary=False, levels={"low": 2, "high": 1})
 
 
 def heard(rank: int, name: str, folder: Path | None = None) -> dict[str, Any]:
@@ -278,7 +279,7 @@ WAYS: dict[str, Callable[[int, Any], None]] = {
     "every of nothing": attached(every=0),
     "foreign optimiser": foreign_optimizer,
     "record of no folder": attached(record=""),
-    "no levels": attached(compressor=Nameless()),
+    "no levels": attached(compressor=Nameless(), levels=None),
     "logged text": logged_text,
     "in a run": in_a_run,
     "in a file": in_a_file,

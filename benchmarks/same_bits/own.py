@@ -73,6 +73,8 @@ class Simulated(Run):
 
     def _run(self, at: Place, watch: Watch) -> None:
         options: dict[str, Any] = {"workers": 4, "batch_size": 8, "epochs": 3, **self.options}
+        # the base has a pass for each worker unless it is told otherwise
+        options["set"] = {"union_pass": False, **options.get("set", {})}
         regimes.simulate(
             self.model,
             self.data(0, 112),

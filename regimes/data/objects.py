@@ -44,6 +44,8 @@ Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets:
 Metric = Callable[[Any, Tensor], Tensor | float]  # likewise, one number
 LossWeight = str | Callable[[Tensor], Any]  # "samples", "sum", or a batch's weight from its targets
 TRIED = 16  # samples on which it is tried how a loss joins terms; half where each has many targets
+TARGETS = 1 << 20  # numbers in outputs at once, where a loss is tried on all targets
+MOST_TARGETS = 1 << 28  # in all; a loss with more is not tried on them
 REMEDY = "say in loss_weight what a batch's loss is divided by, if it is a mean"
 
 
@@ -179,6 +181,17 @@ class ObjectBatches(Shuffled):
         return numbers.to(self.device, dtype)
 
 
+class _Repeated(nn.Module):
+    """In place of a model: the outputs of a few samples, for the numbers of any samples."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.outputs[numbers.long() % len(self.outputs)]
+
+
 class ObjectLoss:
     """A loss of the model's output and the targets, as one of the model and a batch.
 
@@ -238,7 +251,7 @@ class ObjectTask:
         self.functions += [type(f) for f in (loss, metric) if isinstance(f, nn.Module)]
         self.first: dict[str, str] = {}  # digests of the model's text and of its first weights
         self.criterion, self.loss_weight = loss or usual_loss, loss_weight
-        self._joined = ObjectLoss(self.criterion)
+        self._joined, self._stated = ObjectLoss(self.criterion), False
         self.loss: TaskLoss = self._joined
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         whole = not target.is_floating_point()  # classes or tokens
@@ -302,6 +315,7 @@ class ObjectTask:
         by_torch = TargetMean(by_torch=True) if whole else usual
         known = by_torch if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
         given = self.loss_weight
+        self._stated = given is not None or known is not None
         if given is None and known is not None:
             if isinstance(known, TargetMean) and known.classes is None:
                 ignores = any(samples.has(known.ignored) for samples in (self.train, self.test))
@@ -317,6 +331,33 @@ class ObjectTask:
             said = given if isinstance(given, str) else _recorded_name(given)
             raise ConfigError(f"loss_weight = {said!r} does not hold: {found.why}")
         return found
+
+    def is_sample_mean(self, model: nn.Module) -> bool:
+        """Is the loss of any training samples the mean of their losses? Torch and the user are
+        believed; any other loss is tried on all targets, where these are tensors, because a few
+        samples need not have the ones that it leaves out."""
+        if self._stated or not isinstance(self._joined.reduction, SampleMean):
+            return isinstance(self._joined.reduction, SampleMean)
+        if self.train.tensors is None:
+            return False
+        usual, y = [SampleMean()], self.train.tensors[1]
+        y = y.double() if y.is_floating_point() else y
+        x, _ = self.train.take(torch.arange(min(TRIED, self.size)))
+        probe = copy_model(model).to("cpu", torch.float64).eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                outputs = _Repeated(probe(x.double() if x.is_floating_point() else x))
+            numbers = self.size * outputs.outputs[0].numel()
+            parts = torch.arange(self.size).split(max(1, self.size * TARGETS // numbers))
+            return numbers <= MOST_TARGETS and all(
+                isinstance(
+                    reduction.measure_reduction(self.loss, outputs, part.double(), y[part], usual),
+                    SampleMean,
+                )
+                for part in parts
+            )
+        except Exception:  # the user's code may raise anything
+            return False
 
     def _tried_on_parts(
         self, probe: nn.Module, samples: Batch, candidates: Sequence[Reduction]

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+_KNOWN = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
 
 class PerWorkerBatchNorm:
     """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
@@ -25,7 +27,9 @@ class PerWorkerBatchNorm:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        # a class with a forward of its own normalises in another way
+        found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        self.layers = [bn for bn in found if type(bn).forward in _KNOWN]
         self.groups, self.update = 1, False
         self._recomputes = False
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker

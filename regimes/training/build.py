@@ -18,7 +18,9 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order, costs_per_step
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
 from regimes.data import Task, load_task
+from regimes.data.objects import ObjectTask
 from regimes.exchange.exchange import Exchange, buckets_with_loss
+from regimes.instruments import make_instruments
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
@@ -26,7 +28,7 @@ from regimes.models import check_real
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
 from regimes.precision import full_precision, is_half
-from regimes.records import Header, Row, provenance
+from regimes.records import OWN, Header, Row, provenance
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -48,6 +50,7 @@ from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
 from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep
+from regimes.training.union import TRIED, one_pass_serves
 from regimes.training.units import Units
 
 
@@ -157,14 +160,37 @@ class Run:
         per_worker |= config.sync_policy is not None
         # Half precision would round the workers' mean once, and not each worker's gradient.
         per_worker |= is_half(getattr(torch, config.dtype))
+        own = config.data.name == OWN
+        per_worker |= own and (config.workers == 1 or self._asks_for_workers())
         if not config.union_pass or not self.plug_ins.compressor.linear or per_worker:
             return False
         # In one pass all terms of all workers count alike.
         joins = reduction.declared_reduction(self.task.loss)
         if joins is not None and not isinstance(joins, reduction.SampleMean):
             return False
+        if own:
+            return self._serves_own()
         x, _ = next(iter(self.batches.epoch(0, [0])))
         return not draws_random_numbers(self.model, x[0])
+
+    def _asks_for_workers(self) -> bool:
+        """Does an instrument or a policy read each worker's gradient, or may do so unsaid?"""
+        tools = make_instruments(self.config.instruments).values()
+        needs = [part.needs for part in parts_of(self.config, self.plug_ins)]
+        unsaid = any(not hasattr(tool, "requires") for tool in tools)
+        return unsaid or any(capabilities.WORKER_GRADIENTS in own for own in needs)
+
+    def _serves_own(self) -> bool:
+        """Is one pass over all workers exact, and cheaper, with a model and a loss of a program's
+        own? All processes try the same samples, and agree."""
+        config, dtype, task = self.config, self.batches.dtype, cast("ObjectTask", self.task)
+        some = range(min(TRIED, config.workers))
+        x, y = next(iter(self.batches.epoch(0, some)))
+        samples = config.workers * config.batch_size
+        found = task.is_sample_mean(self.model) and one_pass_serves(
+            self.model, task.loss, x, y, samples, dtype
+        )
+        return all(self.world.gather_object(found))
 
     def _model_modes(self) -> list[Mode]:
         """What the model does to the steps, found by trying it on a worker's first batch."""

@@ -79,7 +79,7 @@ def run(
     out = record_folder(out)
     good = isinstance(resume, bool) or resume == "auto"
     require(good, "resume", resume, 'True, False or "auto"')
-    resumed = _has_epoch(out) if resume == "auto" else resume
+    resumed = has_epoch(out) if resume == "auto" else resume
     shown = default_reporters() if reporters is None else reporters
     named = make_reporters(config.reporters, out) if read_launch().rank == 0 else []
     reporters = [*shown, *named]
@@ -95,14 +95,14 @@ def _describe_kept(out: Path, again: bool) -> str:
     Args:
         again: by the same call.
     """
-    if not _has_epoch(out):
+    if not has_epoch(out):
         return "nothing is kept, since no epoch had ended; run the cell again to begin anew"
     run, how = load(out), "" if again else ' with resume="auto"'
     kept = format_progress(run.header, run.rows, " of ")
     return f"{kept} are kept in {out}; run the cell again{how} to go on"
 
 
-def _has_epoch(out: Path) -> bool:
+def has_epoch(out: Path) -> bool:
     """Is there a run to go on with? A record without an epoch, such as one that its first loss has
     stopped, is replaced."""
     rows = out / "epochs.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +28,11 @@ from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
 from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.job.reporters import Reporter
-from regimes.records import OWN, Record
+from regimes.records import OWN, Record, read_header
 from regimes.records.files import record_folder
 from regimes.training import optimizers
 from regimes.training.checks import PlugIns
-from regimes.training.loop import run
+from regimes.training.loop import has_epoch, run
 
 
 @check_arguments("model", "loss", "metric")
@@ -73,7 +73,7 @@ def simulate(
             ``attention_mask`` marks, is no target). What such a data set draws at random depends on
             seed, epoch, step and worker alone.
         out: folder of the record.
-        workers: W, simulated one after the other.
+        workers: W, simulated: in one pass over the samples of all where that is exact and faster.
         batch_size: samples of one worker's step.
         compressor, policy: a name, a table with a name, or an object.
         levels: what the policy's words mean; default the compressor's usual ones. A level may have
@@ -119,6 +119,10 @@ def simulate(
         name=name,
         set=set,
     )
+    if "union_pass" not in (set or {}) and has_epoch(folder):
+        # earlier versions had one pass for each worker; a run that they began goes on like that
+        begun = read_header(folder)["config"].get("union_pass", config.union_pass)
+        config = replace(config, union_pass=begun)
     return run(config, folder, resume="auto", reporters=reporters, task=task)
 
 
@@ -157,7 +161,6 @@ def own_training(
         optimizer=_optimizer_config(own.optimizer),
         data=DataConfig(name=OWN),
         model=ModelConfig(name=_name_of(model)),
-        union_pass=False,  # a user's loss may weigh samples by their batch
     )
     config = override_fields(config, dict(own.set or {}))
     PlugIns.from_config(config)  # refuses what does not go with a model and data of the user's own

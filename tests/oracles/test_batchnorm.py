@@ -26,6 +26,20 @@ def sample(groups: int, last: bool, size: int = 5) -> Tensor:
     return x.to(memory_format=LAST if last else torch.contiguous_format)
 
 
+class Centred(nn.BatchNorm2d):
+    """A user's own kind, which takes no variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean((0, 2, 3), keepdim=True)
+
+
+def test_a_kind_of_the_users_own_computes_what_its_forward_says() -> None:
+    ours, x = Centred(6).double().train(), sample(1, last=False)
+    norms = PerWorkerBatchNorm(ours)
+    with norms.set_pass(1, update=True):
+        assert torch.equal(ours(x), Centred.forward(ours, x))
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -103,7 +103,11 @@ def test_a_preset_given_as_objects_has_the_same_bits(tmp_path: Path) -> None:
         levels=config.levels,
         policy=regimes.Accordion(interval=1),
         optimizer=config.optimizer,
-        set={"signal": config.signal, "data.drop_last": config.data.drop_last},
+        set={
+            "signal": config.signal,
+            "data.drop_last": config.data.drop_last,
+            "union_pass": False,
+        },
     )
     assert record.header["metric"] == "accuracy"
     for ours, theirs in zip(record.rows, expected.rows, strict=True):

@@ -198,7 +198,7 @@ def fakes(gpus: int) -> dict[str, Any]:
         "get_device_name": lambda *_: "pretended",
         "synchronize": _waits_for_all,
         "get_device_properties": lambda gpu=GPU: SimpleNamespace(
-            name="pretended", uuid=f"GPU {gpu}", major=8, minor=0
+            name="pretended", uuid=f"GPU {gpu}", major=8, minor=0, total_memory=1 << 36
         ),
         "set_device": _set_gpu,
         "get_rng_state": lambda *_: torch.get_rng_state(),

@@ -45,6 +45,7 @@ BATCH_SIZES = "batch_sizes"
 NEW_START = "new_start"
 OWN_LENGTH = "own_length"
 MODULE_PARTS = "module_parts"
+COMPRESSED_PARTS = "compressed_parts"
 
 MEANING = {
     WHOLE_LAYERS: "a process holds all rows of each layer",
@@ -71,6 +72,7 @@ MEANING = {
     NEW_START: "training starts anew, so that the state may have another form",
     OWN_LENGTH: "the length of training is its own",
     MODULE_PARTS: "a module's gradient comes in the parts of its owners",
+    COMPRESSED_PARTS: "what a process sees of a gradient is what is compressed",
 }
 
 # -- parts and modes -------------------------------------------------------------------------------
@@ -309,6 +311,14 @@ SHARDED_COLLECTIVES = Mode(
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
     },
 )
+WHOLE_GRADIENTS = Mode(
+    "with shards and a compressor",
+    {
+        MODULE_PARTS: "whole gradients are exchanged: use scatter in place of the compressor",
+        COMPRESSED_PARTS: "each process sees its rows of what is compressed whole: measure "
+        '"residual" or "cosine" instead',
+    },
+)
 LOCAL_STEPS = Mode(
     "in local_steps",
     {
@@ -351,4 +361,5 @@ CONDITIONS = (
     WITHOUT_PROBE,
     WITHOUT_OPTIMIZER,
     ENDS_BY_ITSELF,
+    WHOLE_GRADIENTS,
 )

@@ -101,7 +101,7 @@ class Reducer:
             if absent and memories[i].shard is not None:
                 updates[i] = gradients[i][0]  # no row of the layer is here
             elif level == DENSE:
-                riders.waiting[i] = _send_whole(compressor, gradients[i], memories[i])
+                riders.waiting[i] = send_whole(compressor, gradients[i], memories[i])
             else:
                 alike.setdefault(id(compressor), []).append(i)
         if marks is not None:
@@ -256,7 +256,7 @@ def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _send_whole(compressor: Compressor, gradient: Tensor, state: State) -> Tensor:
+def send_whole(compressor: Compressor, gradient: Tensor, state: State) -> Tensor:
     """What a layer sends at "dense": its residual as well, which is then zero."""
     compressor.before_dense(state)
     delta = gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from torch import nn
 from regimes import capabilities
 from regimes.capabilities import Mode
 from regimes.config import GivenLevel
-from regimes.ddp.fsdp_source import FSDPModules, ShardedReplicas
+from regimes.console.units import format_quantity
+from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
 from regimes.ddp.sharded import ShardedGradients
@@ -67,10 +69,11 @@ def attach(
             To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
             whole matrices, whatever the number of shards; other compressors each shard.
         shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
-            are then compressed, module by module. A layer of the hook is what one call of
-            ``fully_shard`` has divided. With ``replicas``,
-            ``shards`` is the other dimension of the mesh, and the layers are those of ``replicas``
-            alone. See docs/how-to/fsdp.md.
+            are then compressed, module by module. With ``compressor`` whole gradients are
+            exchanged, as in DDP, and each process keeps its rows. Without it a layer of the hook
+            is what one call of ``fully_shard`` has divided, and ``scatter`` has its levels. With
+            ``replicas``, ``shards`` is the other dimension of the mesh, and the layers are those of
+            ``replicas`` alone. See docs/how-to/fsdp.md.
         scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
             ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
             none is named; with the fields of `QuantisedScatter`.
@@ -114,7 +117,8 @@ def attach(
         check_every: every so many steps the gradient is exchanged once more, uncompressed, and
             compared with the update: the record has the cosine per layer, and process 0 warns where
             the model's cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
-        summary: as the job ends, process 0 prints to stderr what was sent and waited for.
+        summary: as the job ends, process 0 prints to stderr what was sent and waited for; with
+            ``shards`` and a compressor, at once what its residuals cost in memory.
         compare_weights: once in each unit and at ``close()`` the processes compare a hash of the
             weights that the model has then, and each checks that these are the parameters that were
             attached. An error names processes that have drifted apart, and parameters whose
@@ -133,10 +137,12 @@ def attach(
     if shards is not None and replicas is not None:
         within = choices.within_replicas(scatter, gather)
         source, steps = ShardedReplicas(model, replicas, shards, within), ReplicaSteps
+    elif shards is not None and compressor is not None:
+        choices.refuse_scatter(scatter, compressor)
+        source = FSDPParameters(model, shards, choices._choose_gather(gather))
+        steps = ModuleSteps
     elif shards is not None:
-        compressor, level, levels = choices.choose_scatter(
-            scatter, policy, compressor, level, levels
-        )
+        compressor, level, levels = choices.choose_scatter(scatter, policy, level, levels)
         source = FSDPModules(model, shards, choices._choose_gather(gather))
         steps = ModuleSteps
     elif replicas is not None:
@@ -149,6 +155,7 @@ def attach(
     choices.check_seed(seed)
     schedule = unit_schedule(every, optimizer, model)
     probed = pick_probe(probe, instruments, check_every, check_cosine)
+    whole = isinstance(source, FSDPParameters)
     nothing_named = policy is compressor is level is levels is None
     if nothing_named:
         compressor, level = choices.UNNAMED
@@ -158,6 +165,7 @@ def attach(
         policy, compressor, levels, signal, start_compressing_after, probed
     )
     modes = _list_modes(replicas, shards, optimizer, schedule, chosen.probe)
+    modes += [capabilities.WHOLE_GRADIENTS] * whole
     capabilities.check(chosen.needed_parts(), modes)
     options = record_options(record)
     for name, given in (("summary", summary), ("compare_weights", compare_weights)):
@@ -176,7 +184,20 @@ def attach(
     )
     if nothing_named and hook.world.rank == 0:
         choices.warn_of_unnamed()
+    if whole and summary and chosen.keeps_residuals and hook.world.rank == 0:
+        print(_describe_memory(hook), file=sys.stderr)
     return hook
+
+
+def _describe_memory(hook: Hook) -> str:
+    """What error feedback on whole gradients costs each process."""
+    width, layers = hook.world.meter.dtype.itemsize, [x for x in hook.layers if x.compressed]
+    size, shards = width * sum(layer.size for layer in layers), hook.world.processes
+    kept, part = format_quantity(2 * size, "B"), format_quantity(size / shards, "B")
+    return (
+        f"regimes: error feedback keeps {kept} on each process, twice its residual of the whole "
+        f"gradient; a shard of the matrices has {part}"
+    )
 
 
 def _list_modes(

@@ -132,20 +132,22 @@ class DividedState:
 
     def _layer_shape(self, layer: int, processes: int) -> list[int]:
         """The shape of a layer where so many processes divide the model."""
+        if not self._of_parts:
+            return [*self.hook.layers[layer].shape]
         return [processes, self._layer_layout(layer).with_shards(processes).owned_size]
 
     def _to_numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
-        """A saved process's residual as numbers, ``[1, numbers]``."""
-        if residual is None:
-            return None
+        """A saved process's residual as numbers, ``[1, numbers]``, or of a whole layer."""
+        if residual is None or not self._of_parts:
+            return residual
         layout = self._layer_layout(layer).with_shards(self.processes)
         parts = full_precision(self._quantiser.numbers(residual, layout.make_layer("")))
         return torch.cat([x.flatten() for x in layout.to_parameters(parts[0])])[None]
 
     def _from_numbers(self, layer: int, numbers: Tensor | None) -> Tensor | None:
         """The inverse of `_to_numbers`, on this job's number of processes."""
-        if numbers is None:
-            return None
+        if numbers is None or not self._of_parts:
+            return numbers
         layout = self._layer_layout(layer)
         flat = numbers[0].split([math.prod(shape) for shape in layout.shapes])
         tensors = [x.view(shape) for x, shape in zip(flat, layout.shapes, strict=True)]
@@ -162,6 +164,11 @@ class DividedState:
     def _layer_layout(self, layer: int) -> Any:
         source: Any = self.hook.source
         return source.layouts[layer]
+
+    @property
+    def _of_parts(self) -> bool:
+        """Is a residual of the parts of owners, whose shapes depend on the number of processes?"""
+        return isinstance(self.hook.chosen.compressor, QuantisedScatter)
 
     @property
     def _quantiser(self) -> QuantisedScatter:

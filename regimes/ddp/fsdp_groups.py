@@ -47,6 +47,12 @@ class Layout:
         """The layout of the same parameters on another number of processes."""
         return Layout(self.shapes, self.dims, shards)
 
+    def only(self, places: Sequence[int]) -> Layout:
+        """The layout of some of the parameters."""
+        return Layout(
+            tuple(self.shapes[i] for i in places), tuple(self.dims[i] for i in places), self.shards
+        )
+
     @property
     def piece_shapes(self) -> list[tuple[int, ...]]:
         """The shape of the first owner's piece of each parameter."""

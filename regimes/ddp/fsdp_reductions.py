@@ -1,4 +1,5 @@
-"""How the gradients of one module are reduced in place of FSDP2's reduce-scatter."""
+"""How the gradients of one module are reduced in place of FSDP2's reduce-scatter: quantised, the
+parts of their owners; by other compressors whole, as DDP's."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from torch import Tensor
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Piece
 from regimes.compression.bucket import State
-from regimes.compression.reducer import Reducer
+from regimes.compression.reducer import Reducer, send_whole
 from regimes.compression.scatter import QuantisedScatter, ScatterState
 from regimes.config import DENSE, AnyLevel
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup
 from regimes.precision import full_precision
 
+_Numbers = Float[Tensor, " numbers"]
 _Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
 
 
@@ -71,7 +73,56 @@ class QuantisedReduction:
         sent = output.expand(1, self.layout.shards, -1)
         self.reducer.world.meter.count_request(self.layer, "scatter", sent)
 
-    def update_of(self, output: Float[Tensor, " part"]) -> Float[Tensor, " size"]:
-        """What this process owns of the reduced gradient, in float32 at least."""
+    def updates_of(self, output: Float[Tensor, " part"]) -> dict[int, _Numbers]:
+        """By layer, what this process owns of the reduced gradient, in float32 at least."""
         update, missing = full_precision(output), self.layout.owned_size - len(output)
-        return torch.nn.functional.pad(update, (0, missing)) if missing > 0 else update
+        padded = torch.nn.functional.pad(update, (0, missing)) if missing > 0 else update
+        return {self.layer: padded}
+
+
+class WholeReduction:
+    """Each parameter of a module is a layer. Whole gradients are exchanged as in a bucket of DDP,
+    and each process keeps its rows of their mean."""
+
+    def __init__(
+        self, layers: Sequence[int], group: ParameterGroup, layout: Layout, reducer: Reducer
+    ) -> None:
+        self.layers, self.group, self.layout, self.reducer = layers, group, layout, reducer
+        self.arrived, self.here = layers, layout  # in the last reduce-scatter
+
+    def reduce_module(
+        self, flat: _Numbers, levels: Sequence[AnyLevel], memory: _Memory
+    ) -> Float[Tensor, " part"] | None:
+        """See ``QuantisedReduction.reduce_module``."""
+        places = [*compress(range(len(self.layers)), self.group.arriving)]
+        self.here = here = self.layout.only(places)
+        self.arrived = layers = [self.layers[i] for i in places]
+        reducer, parts = self.reducer, flat.view(here.shards, -1)
+        scale = self.group.gradient_scale(flat.dtype, here.shards)
+        states = {i: memory(i, scale) for i in layers}
+        whole = here.to_parameters(full_precision(parts))
+        gradients = {i: x[None] for i, x in zip(layers, whole, strict=True)}
+        chosen = {i: reducer.at(i, levels[i]) for i in layers}
+        if any(chosen[i][1] != DENSE and reducer.layers[i].compressed for i in layers):
+            means = reducer.reduce(layers, gradients, levels, states=states)
+            world = reducer.world
+            return here.own_row([means[i] for i in layers], world.rank) * world.workers
+        owing = any(state.residual is not None for state in states.values())
+        reducer.set_rates(layers, states)
+        sent = [send_whole(chosen[i][0], gradients[i], states[i]) for i in layers]
+        if owing:
+            own = [x.view(shape) for x, shape in zip(sent, here.shapes, strict=True)]
+            parts.copy_(here.from_parameters(own))
+        return None
+
+    def count_dense(self, output: Float[Tensor, " part"]) -> None:
+        """See ``QuantisedReduction.count_dense``."""
+        shards = self.here.shards
+        sizes = [shards * size for size in self.here.piece_sizes]
+        sent = output.expand(1, shards, -1)
+        self.reducer.world.meter.count_request(self.arrived, "scatter", sent, sizes=sizes)
+
+    def updates_of(self, output: Float[Tensor, " part"]) -> dict[int, _Numbers]:
+        """See ``QuantisedReduction.updates_of``."""
+        own = full_precision(output).split(self.here.piece_sizes)
+        return dict(zip(self.arrived, own, strict=True))

@@ -4,7 +4,7 @@ without replicas, and within the replicas of `ShardedGradients`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 from weakref import ref
 
@@ -23,10 +23,11 @@ from regimes.collectives.sharded_models import (
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup, check_root, groups_of
-from regimes.ddp.fsdp_reductions import QuantisedReduction
+from regimes.ddp.fsdp_reductions import QuantisedReduction, WholeReduction
 from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
 from regimes.ddp.own_hooks import ATTACHED, attached_models
 from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
+from regimes.ddp.source import layers_of
 from regimes.errors import ConfigError
 
 _WRITE = (
@@ -112,7 +113,9 @@ class FSDPModules:
         kinds = {str(p.dtype) for p in self.parameters.values()}
         return {"shards": {"types": sorted(kinds), **_describe_modules(self.groups), **self.config}}
 
-    def make_reductions(self, reducer: Reducer) -> list[QuantisedReduction]:
+    def make_reductions(
+        self, reducer: Reducer
+    ) -> Sequence[QuantisedReduction] | Sequence[WholeReduction]:
         """How each of the trained groups is reduced."""
         return _make_reductions(self.trained, self.layouts, reducer)
 
@@ -126,6 +129,28 @@ class FSDPModules:
         restore_collectives(self.groups)
         if (network := self._network()) is not None:
             attached_models.discard(network)
+
+
+class FSDPParameters(FSDPModules):
+    """The same with a layer for each parameter, as DDP has them: whole gradients are exchanged."""
+
+    def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
+        super().__init__(model, shards, weights)
+        places = {name: i for i, name in enumerate(self.parameters)}
+        self._held = [
+            ([places[x] for x in names], layout)
+            for names, layout in zip(self._members, self.layouts, strict=True)
+        ]
+        self.layers, self._members = layers_of(self.parameters), [[x] for x in self.parameters]
+        self.local = [local_part(p) for p in self.parameters.values()]
+        of_layer = {
+            i: layout.only([at]) for held, layout in self._held for at, i in enumerate(held)
+        }
+        self.layouts = [of_layer[i] for i in places.values()]
+
+    def make_reductions(self, reducer: Reducer) -> Sequence[WholeReduction]:
+        pairs = zip(self.trained, self._held, strict=True)
+        return [WholeReduction(held, group, layout, reducer) for group, (held, layout) in pairs]
 
 
 class ShardedReplicas(ShardedGradients):

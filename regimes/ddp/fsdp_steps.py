@@ -28,7 +28,7 @@ from regimes.compression.scatter import Weights
 from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
 from regimes.ddp.fsdp_groups import ParameterGroup, check_root
-from regimes.ddp.fsdp_reductions import QuantisedReduction
+from regimes.ddp.fsdp_reductions import QuantisedReduction, WholeReduction
 from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
@@ -54,7 +54,7 @@ class _ModuleCollectives:
     """
 
     within: ProcessWorld
-    reductions: Sequence[QuantisedReduction]
+    reductions: Sequence[QuantisedReduction | WholeReduction]
     gathered: Meter
     clock: Clock
     warned_of_group = False
@@ -231,7 +231,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
         if (output := self._pending.pop(place, None)) is None:
             return
-        update_of = self.reductions[place].update_of
+        updates_of = self.reductions[place].updates_of
         self._flags.append(finite_flag([output]).to(self.within.meter.dtype))
         if not self.gauges:
             return
@@ -240,8 +240,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             exact, norm = self._exact.pop(place, (output, now))
             # FSDP2 has divided the output, and not what it would be without compression
             divided = torch.where(norm > 0, now / norm, 1.0)
-            _add_update(self._means, place, update_of(full_precision(exact) * divided))
-        _add_update(self._updates, place, update_of(output))
+            _add_updates(self._means, updates_of(full_precision(exact) * divided))
+        _add_updates(self._updates, updates_of(output))
 
     @torch.no_grad()
     def _finish_pass(self) -> None:
@@ -307,11 +307,12 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             self.finite_in_unit -= 1
 
 
-def _add_update(table: dict[int, Tensor], layer: int, update: Tensor) -> None:
-    """Add a layer's update to those of earlier calls."""
-    before = table.get(layer)
-    # a copy, because .grad may be a view of it, to which a later call is added
-    table[layer] = update.clone() if before is None else before + update
+def _add_updates(table: dict[int, Tensor], updates: Mapping[int, Tensor]) -> None:
+    """Add layers' updates to those of earlier calls."""
+    for layer, update in updates.items():
+        before = table.get(layer)
+        # a copy, because .grad may be a view of it, to which a later call is added
+        table[layer] = update.clone() if before is None else before + update
 
 
 def _copy_to_host(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:

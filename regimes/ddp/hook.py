@@ -97,6 +97,7 @@ class Hook(Job):
         self.reducer = Reducer(chosen.compressor, world.local_layers(layers), world, seed)
         needs = chosen.policy.needs
         signal = chosen.signal if any(Statistic.parse(need).is_norm for need in needs) else None
+        of_fsdp: Any = source
         self.panel = self._choose_gauges(
             network,
             seed,
@@ -104,8 +105,8 @@ class Hook(Job):
             needs,
             signal,
             self._residuals,
-            reduced=made.by_process,
-            members=cast(Any, source).member_names if made.by_process else None,
+            owned=[x.owned_size for x in of_fsdp.layouts] if made.by_process else None,
+            members=of_fsdp.member_names if made.by_process else None,
         )
         # these read the shared update alone, the others this process's own gradients as well
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}

@@ -45,8 +45,8 @@ class MeasurementContext:
         weight: by what a batch of the probe counts in the loss of all, where the user says so.
         residuals: gives what each hosted worker owes, per layer ``[rows, ...]``, in units of the
             unscaled loss; None for a layer that owes nothing. None: there is no compressor.
-        reduced: gradients come as one row, the mean of all workers already, of this process's part
-            of each layer ``[ranks, numbers of a rank]``, as FSDP2 reduces them.
+        owned: gradients come as one row, the mean of all workers already, of so many numbers of
+            each layer that this process owns, as FSDP2 reduces them. None: as workers have them.
         members: by layer, the names of its trainable parameters; None: each is a layer.
     """
 
@@ -64,19 +64,20 @@ class MeasurementContext:
     is_local: Callable[[], bool] | None = None
     weight: Callable[[Batch], Any] | None = None
     residuals: Callable[[], Sequence[Tensor | None]] | None = None
-    reduced: bool = False
+    owned: Sequence[int] | None = None
     members: Mapping[str, Sequence[str]] | None = None
 
     @property
     def parts(self) -> list[Layer]:
         """What this process sees of each layer's gradient."""
-        if self.reduced:
-            return [Layer(layer.name, (1, layer.shape[1])) for layer in self.layers]
+        if self.owned is not None:
+            pairs = zip(self.layers, self.owned, strict=True)
+            return [Layer(layer.name, (1, size)) for layer, size in pairs]
         return self.world.local_layers(self.layers)
 
     def mean_gradient(self, stack: Float[Tensor, "rows N"]) -> Float[Tensor, " N"]:
         """The mean over all workers of a step's gradients, uncompressed."""
-        if self.reduced:
+        if self.owned is not None:
             return stack[0]
         (mean,) = signals(self.world).mean([stack])
         return mean

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.capabilities import COMPRESSED_PARTS
 from regimes.collectives.comm import Comm
 from regimes.collectives.world import World
 from regimes.compression.reducer import exchange_layers
@@ -41,7 +42,7 @@ class CompressionLoss(Bounded):
     """
 
     bounds_prefix = "instruments.error."
-    requires = frozenset[str]()
+    requires = frozenset({COMPRESSED_PARTS})
 
     levels: tuple[str, ...] = ()
     stride: Count = 8

@@ -45,7 +45,7 @@ class ResidualGauge(EndOfEpochGauge):
         world = self.context.world
         (mean,) = signals(world).mean([self._squares()])
         norms = mean.sqrt()
-        if not self.context.reduced:  # there each process has whole residuals of its own
+        if self.context.owned is None:  # there each process has whole residuals of its own
             norms = world.whole_norms(norms)
         found = norms.tolist()
         return Reading({"residual": found}, {"residual": math.hypot(*found)})

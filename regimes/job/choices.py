@@ -155,10 +155,18 @@ def choose_constant(
     return "accordion" if policy is None else policy, levels
 
 
+def refuse_scatter(table: Mapping[str, Any] | None, compressor: Any) -> None:
+    """Raise ConfigError for the argument ``scatter`` of ``attach`` beside a compressor."""
+    if table is not None:
+        raise ConfigError(
+            f"compressor = {compressor!r}: with shards it exchanges whole gradients, and scatter "
+            "quantises the parts of their owners: leave one of them out"
+        )
+
+
 def choose_scatter(
     table: Mapping[str, Any] | None,
     policy: Any,
-    compressor: Any,
     level: GivenLevel | None,
     levels: Mapping[str, GivenLevel] | None,
 ) -> tuple[Compressor, GivenLevel | None, Mapping[str, GivenLevel] | None]:
@@ -167,17 +175,18 @@ def choose_scatter(
     Raises:
         ConfigError: an argument that belongs into ``scatter``, an unknown key, or no level at all.
     """
-    for name, given in (("compressor", compressor), ("level", level), ("levels", levels)):
-        if given is not None:
+    for key, value in (("level", level), ("levels", levels)):
+        if value is not None:
             raise ConfigError(
-                f"{name} = {given!r}: with shards the levels of what FSDP2 exchanges are in "
-                'scatter={"level": 4} and gather={"level": 8}: leave it out'
+                f"{key} = {value!r}: with shards the bits of gradients are in "
+                'scatter={"level": 4}, those of weights in gather={"level": 8}, and a rank is for '
+                'compressor="powersgd": add it, or leave this out'
             )
     if table is None:
         if policy is not None:
             raise ConfigError(
-                'policy: it decides the levels of scatter: add scatter={"levels": {"low": 8, '
-                '"high": 4}}, or leave it out'
+                "policy: it decides the levels of scatter or of a compressor: add compressor="
+                '"powersgd" or scatter={"levels": {"low": 8, "high": 4}}, or leave it out'
             )
         return QuantisedScatter(), DENSE, None
     made = _build_scatter(table)
@@ -237,7 +246,11 @@ def _build_scatter(table: Any) -> QuantisedScatter:
     if not isinstance(table, Mapping):
         raise unexpected_value("scatter", table, 'a table like {"level": 4}')
     if (name := table.get("name", "quantised")) != "quantised":
-        raise ConfigError(f"scatter.name = {name!r}: {suggest_nearest(str(name), ['quantised'])}")
+        whole = str(name) in compression.REGISTRY
+        more = f" A compressor of whole gradients is compressor={name!r}." if whole else ""
+        raise ConfigError(
+            f"scatter.name = {name!r}: {suggest_nearest(str(name), ['quantised'])}{more}"
+        )
     given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
     known = {field.name for field in dataclasses.fields(QuantisedScatter) if field.init}
     known -= {"residual"}  # its unit

@@ -224,7 +224,7 @@ class Job:
         signal: Signal | None,
         residuals: Callable[[], Sequence[Tensor | None]],
         *,
-        reduced: bool = False,
+        owned: Sequence[int] | None = None,
         members: Mapping[str, Sequence[str]] | None = None,
         is_local: Callable[[], bool] | None = None,
     ) -> Panel:
@@ -233,7 +233,7 @@ class Job:
 
         Args:
             signal: the norm that is read; None: none.
-            residuals, reduced, members: see ``MeasurementContext``.
+            residuals, owned, members: see ``MeasurementContext``.
             is_local: for local steps, see ``MeasurementContext.is_local``.
         """
         probe = exchange.probe
@@ -255,7 +255,7 @@ class Job:
             is_local=is_local,
             weight=probe.weigh_batch if probe else None,
             residuals=residuals,
-            reduced=reduced,
+            owned=owned,
             members=members,
         )
         return choose_instruments(exchange.instruments, needs, signal, context)

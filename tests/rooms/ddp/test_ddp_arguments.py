@@ -643,7 +643,7 @@ def test_tables_of_what_fsdp2_exchanges_are_refused_in_a_sentence(
 ) -> None:
     def choose() -> object:
         if gather is None:
-            return choices.choose_scatter(scatter, "accordion", None, None, None)
+            return choices.choose_scatter(scatter, "accordion", None, None)
         return choices.within_replicas(scatter, gather)
 
     with pytest.raises(ConfigError, match=f"^{sentence}"):

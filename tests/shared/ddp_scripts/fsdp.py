@@ -57,6 +57,7 @@ class Case:
     freeze: tuple[str, ...] = ()  # parameters beside others of their modules that are trained
     compiled: bool = False  # block by block
     measured: bool = False  # the instrument "residual"
+    exchange: Any = None  # arguments of attach in place of "scatter"
 
 
 class Net(nn.Module):
@@ -186,6 +187,7 @@ def attach(net: Any, case: Case, mesh: DeviceMesh, optimizer: Any, **more: Any) 
         optimizer=optimizer,
         every=EVERY,
         seed=7,
+        **(case.exchange or {}),
         **more,
     )
 
@@ -764,6 +766,16 @@ def usual_compressor(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, compressor="powersgd")
 
 
+def scatter_by_compressor(mesh: DeviceMesh) -> None:
+    made = {"name": "quantised-scatter"}
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, compressor=made, level=8)
+
+
+def error_of_rows(mesh: DeviceMesh) -> None:
+    more = {"compressor": "powersgd", "level": 2, "instruments": {"error"}}
+    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, **more)
+
+
 def no_level(mesh: DeviceMesh) -> None:
     hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"block": 32})
 
@@ -826,7 +838,9 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "the owner of a part sends nothing on": feedback_of_the_owner,
     "scatter.residual_bits = 8 has no effect without error feedback": memory_without_feedback,
     "scatter.residual_bits = 4": few_bits,
-    "scatter.name = 'powersgd': Known: quantised": another_compressor,
+    "scatter.name = 'powersgd': Known: quantised. A compressor of whole": another_compressor,
+    "instruments.error: expected none with shards and a compressor: each": error_of_rows,
+    "with shards and a compressor: whole gradients are exchanged": scatter_by_compressor,
     "those of shards=: use one mesh for all modules, and give": mesh_of_a_parameter,
     "has copies on all processes: shards= compresses": copies,
     "attach needs a model of fully_shard (FSDP2), got Net": plain_model,
@@ -845,8 +859,8 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "process 1 has levels.constant = 8": not_alike,
     "process 1 has shards.gather.level = 8": gather_not_alike,
     "signal = 'global': expected update with shards": another_signal,
-    "compressor = 'topk': with shards": compressor,
-    "compressor = 'powersgd': with shards": usual_compressor,
+    "compressor = 'topk': with shards it exchanges whole gradients, and scatter": compressor,
+    "compressor = 'powersgd': with shards it exchanges whole": usual_compressor,
     'scatter: it names no level: scatter={"level": 8} for one': no_level,
     "model: it is a part of a larger model": a_part,
     "it is a part of a larger model that fully_shard has divided": a_part_that_has_run,

@@ -1,0 +1,204 @@
+"""Compressors of whole gradients behind FSDP2's reduce-scatter: the same job under DDP, and W
+simulated workers of known gradients."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import fsdp, fsdp_jobs, fsdp_whole, group
+from ddp_scripts.fsdp import Case
+from torch import Tensor
+
+from regimes.collectives.layers import Layer
+from regimes.collectives.world import World
+from regimes.compression import make_compressor
+from regimes.compression.reducer import Reducer
+
+RANKS = {"compressor": "powersgd", "levels": {"low": 4, "high": 1}}
+CASES = {
+    2: [
+        Case(exchange={"compressor": "powersgd", "level": 2}),
+        Case(exchange=RANKS, policy=fsdp.RULE, side=True, measured=True),
+        Case(
+            exchange=RANKS | {"start_compressing_after": 3},
+            policy=fsdp.RULE,
+            root_only=True,
+            accumulate=2,
+            adamw=True,
+            reshard=False,
+        ),
+        Case(exchange=RANKS, policy=fsdp.RULE, factor=3.0, freeze=("inner.weight",)),
+        Case(
+            exchange={
+                "compressor": {"name": "powersgd", "residual": "update", "error_feedback": 0.9},
+                "level": 1,
+            },
+            side=True,
+            clip=0.5,
+            recompute=True,
+        ),
+        Case(exchange={"compressor": "topk", "level": 0.1}, gather={"level": "dense"}),
+        Case(exchange={"compressor": "acp-sgd", "level": 1}, replaced=True),
+    ],
+    3: [
+        Case(exchange=RANKS, policy=fsdp.RULE, side=True),
+        Case(exchange={"compressor": "sign", "level": 1}, root_only=True),
+    ],
+}
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
+
+
+@cache
+def trained(ranks: int) -> list[list[Any]]:
+    """By case, the pair that each process has."""
+    return list(zip(*group.run(fsdp_whole.beside_ddp, ranks, ranks, CASES[ranks]), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "place"), [(ranks, i) for ranks, cases in CASES.items() for i in range(len(cases))]
+)
+def test_it_is_the_job_of_ddp(ranks: int, place: int) -> None:
+    case = CASES[ranks][place]
+    limit = 1e-7 if OLD and case.clip is not None else 1e-12
+    for ours, ddp in trained(ranks)[place]:
+        for name, tensor in ddp["weights"].items():
+            assert (ours["weights"][name] - tensor).abs().max() < limit, name
+        assert ours["levels"] == ddp["levels"]
+        assert ours["owed"].keys() == ddp["owed"].keys() != set()
+        scale = ranks / (case.factor or ranks)  # what is owed is in units of the shared gradient
+        for name, tensor in ddp["owed"].items():
+            assert torch.allclose(ours["owed"][name], tensor * scale, rtol=0, atol=1e-10), name
+        if case.policy is not None:
+            assert {"low", "high"} <= {x for row in ddp["rows"] for x in row["levels"].values()}
+        alike = not (case.freeze or "start_compressing_after" in case.exchange)
+        for mine, theirs in zip(ours["rows"], ddp["rows"], strict=True):
+            assert mine["levels"] == theirs["levels"]
+            if alike:  # where all of a module are dense, FSDP2's own reduce-scatter runs
+                names = ("inner.weight", "left.weight", "right.bias")
+                assert [mine["floats"][x] for x in names] == [theirs["floats"][x] for x in names]
+            assert mine["statistics"].keys() == theirs["statistics"].keys()
+            for kind, values in theirs["statistics"].items():
+                expected = {name: x if x is None else x * scale for name, x in values.items()}
+                assert mine["statistics"][kind] == pytest.approx(expected, rel=1e-9), kind
+
+
+# -- steps that do not count, states ---------------------------------------------------------------
+
+
+def test_a_pass_that_is_not_applied_leaves_no_trace() -> None:
+    """A pass whose gradients are cleared, and one that is not finite."""
+    case = Case(exchange={"compressor": "powersgd", "level": 1}, side=True)
+    kinds = ["nothing", "a pass whose gradients are cleared", "an overflow"]
+    for plain, *others in group.run(fsdp_jobs.uncounted, 2, 2, [case], kinds):
+        for other, skipped in zip(others, (0, 2), strict=True):
+            for key in ("weights", "residuals"):
+                assert plain[key].keys() == other[key].keys() != set()
+                for name, tensor in plain[key].items():
+                    assert torch.equal(tensor, other[key][name]), (skipped, key, name)
+            assert plain["memories"] == other["memories"]
+            assert other["counts"][2] == plain["counts"][2] + skipped
+            assert sum(row["skipped"] for row in other["rows"]) == skipped
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["checkpoint", "files"])
+def test_a_job_in_two_parts_has_the_same_bits(tmp_path: Path, files: bool) -> None:
+    case = Case(None, {"level": 8}, fsdp.RULE, side=True, adamw=not files, exchange=RANKS)
+    for through, _, resumed in group.run(fsdp.three_parts, 2, 2, case, str(tmp_path), files):
+        for name, tensor in through["weights"].items():
+            assert torch.equal(resumed["weights"][name], tensor), name
+        for row, other in zip(through["rows"], resumed["rows"], strict=True):
+            for key in ("layers", "statistics", "unit", "lr"):
+                assert row[key] == other[key]
+
+
+def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(tmp_path: Path) -> None:
+    """It is cut off within a unit."""
+    case = Case(exchange=RANKS, policy=fsdp.RULE, divide=True, side=True)
+    folder = str(tmp_path)
+    first, second, third = ([(0, 3, "", "3")], [(3, 5, "3", "5")], [(5, fsdp.STEPS, "5", "")])
+    begun = group.run(fsdp_jobs.regrouped, 2, 2, [case], folder, first)
+    moved = group.run(fsdp_jobs.regrouped, 3, 3, [case], folder, second)
+    again = group.run(fsdp_jobs.regrouped, 2, 2, [case], folder, third)
+    for before, after in ((begun, moved), (moved, again)):
+        ends, begins = [x[0][0]["end"] for x in before], [x[0][0]["begin"] for x in after]
+        for name in ends[0]["residuals"]:
+            was, now = (
+                torch.stack([x["residuals"][name] for x in y]).mean(0) for y in (ends, begins)
+            )
+            assert torch.allclose(now, was, rtol=0, atol=1e-14)
+        owed = [x for one in begins for x in one["residuals"].values()]
+        assert max(float(x.abs().max()) for x in owed) > 1e-5
+        assert {x["total"] for x in begins} == {ends[0]["total"]}
+        for name, of_first in ends[0]["sums"].items():
+            sums = [torch.cat([x["sums"][name] for x in y]) for y in (ends, begins)]
+            shared = min(map(len, sums))
+            assert torch.equal(sums[0][:shared], sums[1][:shared])
+            assert len(of_first) > 0
+
+
+# -- gradients that are known ----------------------------------------------------------------------
+
+SHAPES = ((5, 7), (9,), (3, 4, 2), (1, 6), (8, 8))
+
+
+def simulated(ranks: int, steps: int, half: bool, words: dict[str, Any]) -> list[Any]:
+    """By step: the updates and residuals of simulated workers."""
+    table, found = words["compressor"], []
+    made = make_compressor({"name": table} if isinstance(table, str) else table)
+    layers = [Layer(f"weights.{i}", shape) for i, shape in enumerate(SHAPES)]
+    reducer = Reducer(made, layers, World(ranks), 7)
+    for step in range(steps):
+        every = [fsdp_whole.given(step, rank, SHAPES) for rank in range(ranks)]
+        if half:
+            every = [[x.bfloat16().float() for x in own] for own in every]
+        rows = [torch.stack(x) for x in zip(*every, strict=True)]
+        ids = [*range(len(SHAPES))]
+        updates = reducer.reduce(ids, rows, [words["level"]] * len(ids))
+        states = zip(layers, reducer.states, strict=True)
+        owed = {x.name: s.residual.clone() for x, s in states if s.residual is not None}
+        found.append((rows, [updates[i].clone() for i in ids], owed))
+    return found
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("words", "decay"),
+    [
+        ({"compressor": "powersgd", "level": 1}, 1.0),
+        ({"compressor": {"name": "topk", "error_feedback": 0.5}, "level": 0.2}, 0.5),
+        ({"compressor": {"name": "powersgd", "wire": "bf16"}, "level": 2}, 1.0),
+    ],
+    ids=["powersgd", "topk", "wire"],
+)
+def test_it_is_that_of_simulated_workers(words: dict[str, Any], decay: float, half: bool) -> None:
+    """Rows that no number of processes divides, and fewer than processes. In the mean over
+    processes, what is sent and still owed is the gradient and what was owed before."""
+    ranks, steps = 2, 3
+    oracle = simulated(ranks, steps, half, words)
+    found = group.run(fsdp_whole.known, ranks, ranks, SHAPES, steps, half, words)
+    before: dict[str, Tensor] = {}
+    for step, (rows, _, _) in enumerate(oracle):
+        owes = {
+            name: torch.stack([mine[step]["owed"][name][0] for mine in found]).mean(0)
+            for name in found[0][step]["owed"]
+        }
+        for i, (own, reduced) in enumerate(zip(rows, found[0][step]["reduced"], strict=True)):
+            name = f"weights.{i}"
+            past = decay * before[name] if name in before else 0.0
+            left = owes.get(name, torch.zeros(())).view(own[0].shape if name in owes else ())
+            error = (reduced + left - own.mean(0) - past).abs().max()
+            assert error < (2.0**-8 * float(reduced.abs().max()) if half else 2e-6), name
+        before = {name: x.view(SHAPES[int(name.split(".")[1])]) for name, x in owes.items()}
+    for rank, mine in enumerate(found):
+        for step, (_, updates, owed) in zip(mine, oracle, strict=True):
+            for update, reduced in zip(updates, step["reduced"], strict=True):
+                expected = update.bfloat16().float() if half else update
+                limit = 2.0**-7 * float(update.abs().max()) if half else 2e-6
+                assert (reduced.float() - expected).abs().max() <= limit
+            assert step["owed"].keys() == owed.keys()
+            for name, own in owed.items():
+                assert torch.allclose(step["owed"][name][0], own[rank], rtol=0, atol=1e-5)

@@ -20,6 +20,7 @@ import torch
 
 from regimes.config import RunConfig
 from regimes.errors import ConfigError
+from regimes.precision import is_half
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic; read at first use
 
@@ -34,6 +35,15 @@ class Numerics:
         self.evaluates_as_trained = config.evaluate_precision == "training"
         half = config.precision == "bfloat16"
         self.autocast = partial(torch.autocast, device.type, torch.bfloat16) if half else None
+        whole = config.precision == "strict" and not is_half(getattr(torch, config.dtype))
+        if gpu and config.channels_last and whole:
+            # cuDNN's kernels of this layout are for tensor cores, which strict numbers leave idle
+            warnings.warn(
+                f"channels_last = true with {config.dtype} numbers and precision = 'strict': on a "
+                "GPU this layout is for 'tf32' and 'bfloat16', and without them may take several "
+                "times as long, which was not measured: leave it out, or set precision",
+                stacklevel=2,
+            )
         if gpu:
             with warnings.catch_warnings():  # some versions advise against the flags, once
                 warnings.simplefilter("ignore")

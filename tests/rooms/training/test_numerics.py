@@ -4,7 +4,9 @@ where they change nothing; only that is seen here."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +122,23 @@ def test_without_determinism_torch_is_left_to_choose(before: dict[str, Any]) -> 
         assert not allowed()
     numerics.close()
     assert flags() == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("precision", ["strict", "tf32", "bfloat16"])
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_channels_last_of_strict_numbers_is_warned_of_on_a_gpu(
+    device: torch.device, precision: Any, dtype: Any
+) -> None:
+    config = RunConfig(channels_last=True, precision=precision, dtype=dtype)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        Numerics(config, device).close()
+        Numerics(dataclasses.replace(config, channels_last=False), device).close()
+    said = [str(w.message) for w in heard if "channels_last" in str(w.message)]
+    slow = device == GPU and precision == "strict" and dtype != "bfloat16"
+    assert len(said) == slow
+    assert all("leave it out, or set precision" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("precision", ["strict", "tf32"])

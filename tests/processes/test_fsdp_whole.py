@@ -202,3 +202,13 @@ def test_it_is_that_of_simulated_workers(words: dict[str, Any], decay: float, ha
             assert step["owed"].keys() == owed.keys()
             for name, own in owed.items():
                 assert torch.allclose(step["owed"][name][0], own[rank], rtol=0, atol=1e-5)
+
+
+def test_process_0_says_once_what_feedback_keeps_in_memory() -> None:
+    """Two residuals of 64 numbers in float32, beside a half of them; nothing without feedback."""
+    heard, nothing = group.run(fsdp_whole.said, 2, 2, {"compressor": "powersgd"})
+    assert heard.count("\n") == 1
+    assert "keeps 512 B on each process" in heard
+    assert "a shard of the matrices has 128 B" in heard
+    without = {"compressor": {"name": "powersgd", "error_feedback": False}}
+    assert [nothing, *group.run(fsdp_whole.said, 2, 2, without)] == ["", "", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,3 +124,12 @@ def known(
         found.append({"reduced": reduced, "owed": fsdp.residuals(hook)})
     hook.close()
     return found
+
+
+def said(rank: int, ranks: int, words: dict[str, Any]) -> str:
+    """What a process says as the hook is attached."""
+    net: Any = fully_shard(Products([(8, 8), (9,)]), mesh=fsdp.flat_mesh(ranks))
+    with contextlib.redirect_stderr(io.StringIO()) as heard:
+        hook = regimes.attach(net, shards=fsdp.flat_mesh(ranks), level=1, **words)
+    hook.close()
+    return heard.getvalue()

@@ -18,8 +18,10 @@ Plans of the larger sizes train the smallest alone (``probe``); those named *own
 itself.
 
 *report* tells for each plan the regret of the method that it chooses: its loss minus the best
-method's, in bits per byte. Beside it stand the regrets of always the same method, and of what
-`regimes cost` advises, which knows no loss of this model; each at its own best rate. It counts the
+method's, in bits per byte. Once the method is taken at its best rate, which the trainings of all
+methods found, and once at the rate that the plan prints, which a user would train with. Beside it
+stand the regrets of always the same method, and of what `regimes cost` advises, which knows no loss
+of this model; each at its own best rate. It counts the
 intervals that contain the measured loss (of larger sizes: its difference to dense). It leaves
 ``plans.md``.
 
@@ -62,6 +64,7 @@ from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
 from regimes.records.provenance import processor_name
+from regimes.statistics import LEAST, t_interval
 
 HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"
@@ -126,6 +129,7 @@ SITUATIONS = (
     Situation("1800k", "20Mbit/s,1ms", 160.0, 0.2),
     Situation("1800k", "1Gbit/s,50us", 60.0, 0.2),
 )
+AT_ITS_RATE = "plan, at its rate"
 FIXED = ("dense", "quantised-all-reduce:4", "dense/8", "quantised-all-reduce:4/8")
 
 
@@ -285,14 +289,14 @@ def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
 
 @dataclass(frozen=True)
 class Truth:
-    """The losses of a size at the best rate of each length, over seeds."""
+    """The losses of a size over seeds."""
 
     size: str
     losses: Losses
 
     def at(self, method: str, steps: float) -> tuple[float, float] | None:
-        """Mean loss and its standard error, on lines over the logarithm of the steps; None beyond
-        the lengths by more than a tenth."""
+        """Mean loss at the best rate of each length, and its standard error, on lines over the
+        logarithm of the steps; None beyond the lengths by more than a tenth."""
         by_length = {n: self._best(method, n) for n in lengths(self.size, method)}
         points = {n: values for n, values in by_length.items() if values}
         if not points or not 0.9 * min(points) <= steps <= 1.1 * max(points):
@@ -303,6 +307,21 @@ class Truth:
         mean = np.interp(at, logs, [statistics.fmean(points[n]) for n in grid])
         errors = [statistics.stdev(points[n]) / len(points[n]) ** 0.5 for n in grid]
         return float(mean), float(np.interp(at, logs, errors))
+
+    def at_rate(self, method: str, steps: float, rate: float) -> float:
+        """Mean loss at one rate, on lines over the logarithm of the steps, of the lengths that were
+        trained with it; many of these have one seed.
+
+        Args:
+            rate: log2 of the rate over the preset's, as in the file of losses.
+        """
+        points: dict[int, list[float]] = {}
+        for (size, p), loss in self.losses.items():
+            if (size, p.method, p.rate) == (self.size, method, rate):
+                points.setdefault(p.steps, []).append(loss)
+        grid = sorted(points)
+        means = [statistics.fmean(points[n]) for n in grid]
+        return float(np.interp(math.log(steps), np.log(grid), means))
 
     def _best(self, method: str, steps: int) -> list[float]:
         """The losses of the rate that has all seeds."""
@@ -322,8 +341,8 @@ class Verdict:
         case: what was asked.
         chosen: the method.
         best: the one that ends lowest.
-        regret: of the plan, in bits; by name also the regrets of fixed choices and of `regimes
-            cost`.
+        regret: of the plan, in bits; by name also the regrets of the plan's method at the plan's
+            rate, of fixed choices and of `regimes cost`.
         covered: of the intervals with something measured, how many contain it; and their number.
     """
 
@@ -351,6 +370,10 @@ def verdicts(plans: Iterable[Mapping[str, Any]], losses: Losses) -> list[Verdict
         choices["cost"] = _advised(line)
         # a method that the plan left out takes as long as dense, and ends no lower than it
         regret = {who: seen.get(m, seen["dense"])[0] - seen[best][0] for who, m in choices.items()}
+        (row,) = (row for row in line["rows"] if row["method"] == line["chosen"])
+        rate = round(math.log2(row["rate"] / training(case.size).optimizer.lr))
+        printed = truth.at_rate(row["method"], row["steps"], rate)
+        regret = {"plan": regret.pop("plan"), AT_ITS_RATE: printed - seen[best][0], **regret}
         inside = [
             row["low"] - 2 * error <= value <= row["high"] + 2 * error
             for row in line["rows"]
@@ -417,14 +440,33 @@ def markdown(found: Sequence[Verdict]) -> str:
         [
             *text,
             "",
-            "Regret: bits per byte above the best method in the same seconds, each method at its "
-            f"best rate (n = {len(SEEDS)} seeds). cost: the fastest method that was harmless "
-            "elsewhere. Intervals: those of the plan, 95 %, widened by twice the standard error of "
-            "what was measured.",
+            "Regret is the loss in bits per byte above that of the best method in the same "
+            f"seconds. Each method is taken at its best rate (n = {len(SEEDS)} seeds), which a "
+            f"user does not know; *{AT_ITS_RATE}* takes the chosen method at the rate that the "
+            "plan prints, of "
+            "which many trainings have one seed. *cost* is the fastest method that was harmless "
+            "elsewhere. Intervals are those of the plan, 95 %, widened by twice the standard error "
+            "of what was measured.",
             "",
+            *_plan_against_one(groups["larger, probes of a smaller model"]),
             *_outcomes(found),
         ]
     )
+
+
+def _plan_against_one(found: Sequence[Verdict]) -> list[str]:
+    """How much better plans choose than always the best of the fixed choices."""
+    if len(found) < LEAST:
+        return []
+    one = f"always {FIXED[-1]}"
+    mean, low, high = t_interval([each.regret["plan"] - each.regret[one] for each in found])
+    shown = "shown" if high < 0 else "not shown"
+    return [
+        f"That plans of larger models, from probes of a smaller one, choose better than {one} is "
+        f"{shown}: the difference is {mean:+.3f} [{low:+.3f}, {high:+.3f}] bits, "
+        f"n = {len(found)}, each method at its best rate.",
+        "",
+    ]
 
 
 def _outcomes(found: Sequence[Verdict]) -> list[str]:

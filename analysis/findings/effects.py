@@ -33,6 +33,17 @@ def minus(a: str, b: str) -> Effect:
 def fall_at_decay(schedule: str) -> Effect:
     """log2(mean norm of the three epochs before the first decay / mean norm of the first
     three epochs at the lower rate), mean over layers; negative where the norm rises."""
+    return _fall(schedule, (-3, -1), (0, 2))
+
+
+def fall_after_decay(schedule: str) -> Effect:
+    """log2(norm in the first epoch at the lower rate / norm two epochs later), mean over layers."""
+    return _fall(schedule, (0, 0), (2, 2))
+
+
+def _fall(schedule: str, before: tuple[int, int], after: tuple[int, int]) -> Effect:
+    """log2 of the mean norm in some epochs over that in others, mean over layers; first and last
+    epoch of each, counted from the first decay."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         falls = []
@@ -42,9 +53,12 @@ def fall_at_decay(schedule: str) -> Effect:
                 raise RecordError(f"{run.folder} does not say when its learning rate decays")
             names = [layer["name"] for layer in compare.compressed_layers(run)]
             rows = run.layers[run.layers["layer"].isin(names)]
-            after = rows["epoch"].between(decay, decay + 2)
-            before = rows["epoch"].between(decay - 3, decay - 1)
-            norms = [rows[when].groupby("layer")[run.statistic].mean() for when in (before, after)]
+            norms = [
+                rows[rows["epoch"].between(decay + first, decay + last)]
+                .groupby("layer")[run.statistic]
+                .mean()
+                for first, last in (before, after)
+            ]
             falls.append(float(np.log2(norms[0] / norms[1]).mean()))
         return falls
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .effects import Effect, fall_at_decay, kappa_at_equal_counts, minus, overlap
+from .effects import Effect, fall_after_decay, fall_at_decay, kappa_at_equal_counts, minus, overlap
 from .verdicts import Expect
 
 
@@ -150,9 +150,18 @@ OWN = (  # the same where each schedule has a learning rate of its own
     ),
     Claim(
         "Figure 2a, own rates",
-        "the norm falls at a decay (all of CIFAR-10)",
+        "the norm is lower after a decay than before it (all of CIFAR-10)",
         (WHOLE,),
         fall_at_decay("rank 4"),
+        "halvings of the norm",
+        ("rank 4",),
+        margin=0.2,
+    ),
+    Claim(
+        "Figure 2a, own rates",
+        "the norm falls in the two epochs after a decay (all of CIFAR-10)",
+        (WHOLE,),
+        fall_after_decay("rank 4"),
         "halvings of the norm",
         ("rank 4",),
         margin=0.2,
@@ -215,7 +224,7 @@ PAPER = (
     ),
     Claim(
         "Figure 2a",
-        "the norm falls at a decay",
+        "the norm is lower after a decay than before it",
         ("small",),
         fall_at_decay("low"),
         "halvings of the norm",
@@ -224,7 +233,16 @@ PAPER = (
     ),
     Claim(
         "Figure 2a",
-        "... at a rate of its own",
+        "the norm falls in the two epochs after a decay",
+        ("small",),
+        fall_after_decay("low"),
+        "halvings of the norm",
+        ("low",),
+        margin=0.2,
+    ),
+    Claim(
+        "Figure 2a",
+        "the norm is lower after a decay, at a rate of its own",
         ("small-signals-own",),
         fall_at_decay("low"),
         "halvings of the norm",
@@ -312,13 +330,6 @@ PAPER = (
         "small-budget",
         "accordion",
         "high-longer",
-    ),
-    _more(
-        "Figure 8",
-        "... with the decays stretched as well",
-        "small-budget",
-        "accordion",
-        "high-stretched",
     ),
     _enough(
         "Figure 9",

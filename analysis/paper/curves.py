@@ -160,7 +160,7 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
             f"Seconds: compute, compression and communication of {world['processes']} "
             f"process{plural} on {world.get('device', 'cpu')}"
         )
-    parts.append(f"In the title: means of the last {LAST} values")
+    parts.append(f"In the title: means over the last {LAST} units")
     if cut:
         parts.append("The axis leaves out the first values")
     if overlay:

@@ -5,7 +5,7 @@ Run a grid with many seeds, then count::
     regimes ablate smoke-quirks-topk --seeds 16
     regimes figure collapse runs/smoke-quirks-topk
 
-A run has *collapsed* if its accuracy, the mean of the last three epochs that were tested, is nearer
+A run has *collapsed* if its accuracy, the mean of the tests after its last three epochs, is nearer
 to guessing than to the median of the best schedule, or is not finite. Shares have exact binomial
 intervals (Clopper & Pearson 1934). Against the best schedule: the exact sign test over the seeds in
 which just one of both collapsed (McNemar 1947), and Holm's correction over all schedules.

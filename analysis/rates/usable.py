@@ -7,7 +7,7 @@ the figure ``mechanism`` and the table ``ranges``::
     regimes figure mechanism runs/rates
 
 A rate is *usable* for an arm by two rules, of the mean of a run's last three units (of the metric:
-the last three that were tested):
+of the tests after them):
 
 - *own best*: the metric is within a tolerance of the arm's metric at its own best rate;
 - *loss*: the training loss is at most so many nats above the lowest of the arm ``dense``.

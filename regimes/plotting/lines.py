@@ -116,7 +116,7 @@ def plot(
         add_headline(fig, write_answer(by_schedule, shown, names_of(by_schedule)))
         style.add_caption(
             fig,
-            f"{shape}; in the title means of the last {LAST} values{cut}.{arms}",
+            f"{shape}; in the title means over the last {LAST} units{cut}.{arms}",
         )
     parts = {"curve": tabulate_curves(by_schedule, shown), "end": tabulate_ends(by_schedule, shown)}
     tables = [numbers.assign(part=part) for part, numbers in parts.items()]

@@ -165,19 +165,21 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
 
 
 def last_metric(run: Record, last: int = 3) -> float:
-    """The mean metric of the ``last`` units after which a run was tested; nan if there is none, or
-    if it was not finite in one of them."""
+    """The mean metric of a run's end: of the tests after the ``last`` units that end with the last
+    test. A run that is tested more seldom has one test there; earlier ones are not of its end. It
+    is nan where there is no test, or where the metric was not finite in one of these."""
     import numpy as np
 
-    tested = [row["metric"] for row in run.tested_rows()[-last:]]
-    reached = [math.nan if metric is None else metric for metric in tested]
+    tested = run.tested_rows()
+    metrics = [row["metric"] for row in tested if row["epoch"] > tested[-1]["epoch"] - last]
+    reached = [math.nan if metric is None else metric for metric in metrics]
     return float(np.mean(reached)) if reached else math.nan
 
 
 @check_arguments(error=RecordError)
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
-    """One row per run: name, seed, metric (mean of the ``last`` epochs in which it was tested; nan
-    if in none, or not finite in one of them), total floats, bytes and seconds."""
+    """One row per run: name, seed, metric (mean of the tests after the ``last`` epochs, see
+    `last_metric`), total floats, bytes and seconds."""
     import numpy as np
     import pandas as pd
 

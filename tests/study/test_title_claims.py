@@ -136,7 +136,7 @@ def groups(table: dict[str, tuple[list[float], float]], metric: str) -> Any:
             run: Any = type("Run", (), {})()
             vars(run).update(name=name, seed=seed, epochs=epochs, header=header, config=config)
             vars(run).update(hooked=False, folder="", rows=[], column=epochs.get)
-            tested = [{"metric": metric} for metric in epochs["metric"]]
+            tested = [{"epoch": at, "metric": x} for at, x in enumerate(epochs["metric"])]
             run.tested_rows = functools.partial(list, tested)
             found.setdefault(name, []).append(run)
     return found

@@ -77,7 +77,8 @@ def called_before(source: str, name: str, epoch: int) -> float:
 @number
 def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
     """Kappa of two of the paper's rules on `small-signals`: mean, half its interval, extremes."""
-    pairs = bench_detectors([run for run in records("small-signals") if run.name == "low"]).pairs
+    runs = [run for run in records("small-signals") if run.name == "low"]
+    pairs = bench_detectors(runs, (a, b)).pairs
     kept = pairs[(pairs["a"] == a) & (pairs["b"] == b) & (pairs["granularity"] == granularity)]
     values = kept["kappa"].to_list()
     kappa = mean_of(values)

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from regimes.records import find_runs, share_of_low, unpack_records
+from regimes.records.selection import last_metric
 from regimes.statistics import correct_by_holm
 
 from ...common import compare
@@ -150,9 +151,8 @@ def chosen_rate(source: str, arm: str) -> float:
 
 @number
 def last_values(source: str, arm: str) -> list[float]:
-    """The metric of each run's last three evaluations, as recorded, in ascending order."""
-    runs = [run for run in records(source) if run.name == arm]
-    return sorted(float(run.epochs["metric"].dropna().tail(3).mean()) for run in runs)
+    """The metric of each run's end, see `records.selection.last_metric`, in ascending order."""
+    return sorted(last_metric(run) for run in records(source) if run.name == arm)
 
 
 @number
@@ -175,16 +175,13 @@ def published_row(network: str, level: str) -> dict[str, float]:
 
 
 def _ends(source: str) -> dict[tuple[str, int], float]:
-    return {
-        (run.name, run.seed): 100 * float(run.epochs["metric"].tail(3).mean())
-        for run in records(source)
-    }
+    return {(run.name, run.seed): 100 * last_metric(run) for run in records(source)}
 
 
 @number
 def same_bits(before: str, again: str) -> int:
-    """How many runs of the first archive have, bit for bit, the same final metric (the mean of the
-    last three units) in the second."""
+    """How many runs of the first archive have, bit for bit, the same metric at their end in the
+    second."""
     old, new = _ends(before), _ends(again)
     return sum(old[key] == new[key] for key in old)
 

@@ -22,12 +22,14 @@ def losses(size: str = "115k") -> plans.Losses:
     return found
 
 
-def line(chosen: str, **ends: tuple[float, float]) -> dict:
+def line(chosen: str, rate: float = 0.0, **ends: tuple[float, float]) -> dict:
     case = plans.SITUATIONS[0]
     rows = [
         {"method": "dense", "steps": 300, "low": ends["dense"][0], "high": ends["dense"][1]},
         {"method": "dense/8", "steps": 1200, "low": ends["local"][0], "high": ends["local"][1]},
     ]
+    for row in rows:
+        row["rate"] = 0.003 * 2**rate
     seconds = {"dense": 0.05, "dense/8": 0.0125}
     return {
         "situation": case.name,
@@ -59,6 +61,17 @@ def test_regret_is_above_the_best_method_in_the_same_seconds() -> None:
     assert right.covered == (2, 2)
     assert "0.150" in plans.markdown([worse])
     assert "2 of 2 (100%)" in plans.markdown([right])
+
+
+def test_regret_at_the_rate_that_the_plan_prints() -> None:
+    """The one that a user pays, whatever the best rate."""
+    known = {key: loss for key, loss in losses().items() if key[1].rate == 0.0}
+    worse = {("115k", Probe("dense/8", n, 1.0, plans.SEEDS[0])): 3.0 for n in (600, 2400)}
+    ends = {"dense": (2.8, 2.95), "local": (2.7, 2.8)}
+    (best,) = plans.verdicts([line("dense/8", **ends)], known | worse)
+    (high,) = plans.verdicts([line("dense/8", rate=1.0, **ends)], known | worse)
+    assert best.regret[plans.AT_ITS_RATE] == best.regret["plan"] == high.regret["plan"] == 0
+    assert high.regret[plans.AT_ITS_RATE] == pytest.approx(0.25)  # 3.0 after 1200 steps, not 2.75
 
 
 def test_what_is_trained_next() -> None:

@@ -35,7 +35,7 @@ def run(name: str, seed: int, value: float, floats: float, metric: str = "accura
         config=LEVELS,
         hooked=False,
         folder="",
-        tested_rows=lambda: [{"metric": value}] * 3,
+        tested_rows=lambda: [{"metric": value, "epoch": epoch} for epoch in range(3)],
     )
 
 
@@ -54,7 +54,7 @@ def said(found: Any, shown: looks.Metric) -> str:
     ("every", "metrics", "ends"),
     [
         (1, [0.1, 0.2, 0.3, 0.4], "30.0 %"),
-        (2, [None, 0.2, None, 0.4, None, 0.6, None, 0.8], "60.0 %"),
+        (2, [None, 0.2, None, 0.4, None, 0.6, None, 0.8], "70.0 %"),
         (1, [0.5, 0.6, 0.7, None, None], None),  # not finite in the end
     ],
 )

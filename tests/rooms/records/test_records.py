@@ -172,7 +172,10 @@ NAN = float("nan")
         (1, [0.1, NAN, 0.3, 0.4], NAN),
         (1, [0.1, 0.2, 0.3, NAN], NAN),
         (1, [NAN, 0.2, 0.3, 0.4], 0.3),
-        (2, [None, 0.2, None, 0.4, 0.6], 0.4),  # the last unit is always tested
+        (2, [None, 0.2, None, 0.4, 0.6], 0.5),  # the last unit is always tested
+        (2, [None, 0.2, None, 0.4], 0.3),
+        (4, [None, None, None, 0.2, None, None, None, 0.4], 0.4),  # 0.2 is of another third
+        (4, [None, None, None, NAN, None, None, None, 0.4], 0.4),
         (2, [None, 0.2, None, 0.4, NAN], NAN),
         (3, [None, None, 0.2, None], NAN),
     ],

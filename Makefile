@@ -13,7 +13,7 @@ define VENV
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch torchvision)
 endef
 
-.PHONY: help demo test test-all durations integrations minima newest lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check clean
+.PHONY: help demo test test-all durations integrations minima newest lock same-bits mutants fuzz bench race gpu notebooks pages docs docs-serve release check pyright clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,10 @@ check: .venv/dev.stamp  ## lint, layout, types and order of imports
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+pyright: .venv/dev.stamp  ## check the scripts of tests/strangers/typed with pyright, and with mypy --strict
+	$(PIP) "pyright[nodejs]"
+	$(BIN)/python -m pytest -m "" tests/strangers/test_typed_doors.py
 
 .venv/demo.stamp: pyproject.toml constraints.txt
 	$(VENV)

@@ -25,89 +25,27 @@ In five lines::
 # Under ``python -m regimes`` the current folder still comes first here: nothing is imported that
 # Python has not loaded already (`__main__` then takes the folder off the path).
 import importlib
-import sys
-
-TYPE_CHECKING = False  # that of `typing`, which is not imported; True for type checkers
-if TYPE_CHECKING:
-    from typing import Any
 
 __version__ = "0.4.0"
 
-# Public names, grouped, imported at first use (`import regimes` does not load torch).
-_PUBLIC = {
-    "regimes.config": "RunConfig DataConfig ModelConfig OptimizerConfig OuterConfig override "
-    "load_toml to_toml",
-    "regimes.presets": "get_preset get_grid",
-    "regimes.training.loop": "run",
-    "regimes.training.branch": "branch",
-    "regimes.training.simulate": "simulate",
-    "regimes.records": "Record load load_all summary",
-    "regimes.records.frame": "frame",
-    "regimes.harms.harm": "harm",
-    "regimes.harms.result": "Harm",
-    "regimes.plans.plan": "plan",
-    "regimes.plans.result": "Plan",
-    "regimes.plotting.schedules": "compare",
-    "regimes.plotting.lines": "plot",
-    "regimes.policies": "Static Windows Accordion Detected BatchAccordion ByLayer Smith AdaQS "
-    "RateLadder PostLocal QSR PastEpoch Decision",
-    "regimes.ddp": "Hook RecordOptions attach",
-    "regimes.local": "LocalSteps local_steps",
-    "regimes.network": "Network",
-    "regimes.detectors": "NormChange EigenvalueChange SharpnessChange FirstShare RandomWindows "
-    "FixedWindows Verdict",
-    "regimes.collectives.comm": "Comm",
-    "regimes.collectives.layers": "Layer Traffic",
-    "regimes.collectives.whole": "whole_model",
-    "regimes.compression.base": "Compressor",
-    "regimes.compression.bucket": "Bucket State",
-    "regimes.compression.conformity": "check_compressor",
-    "regimes.compression.elementwise": "Dense Sign Quantise Cast",
-    "regimes.compression.powersgd": "PowerSGD ACPSGD",
-    "regimes.compression.sparse": "TopK RandomK",
-    "regimes.errors": "RegimesError ConfigError DataError RecordError TrainingError",
-}
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+def _read_stub() -> dict[str, str]:
+    """The module of each public name: the lines ``from MODULE import NAME as NAME`` of the stub
+    beside this file, which type checkers and editors read."""
+    with open(f"{__file__}i", encoding="utf-8") as stub:
+        lines = [line.split() for line in stub if line.startswith("from ")]
+    return {words[3]: words[1] for words in lines}
+
+
+_HOME = _read_stub()
 __all__ = sorted(_HOME)
 
-if TYPE_CHECKING:
-    from regimes.config import DataConfig as DataConfig
-    from regimes.config import ModelConfig as ModelConfig
-    from regimes.config import OptimizerConfig as OptimizerConfig
-    from regimes.config import RunConfig as RunConfig
-    from regimes.config import override as override
-    from regimes.harms.harm import harm as harm
-    from regimes.harms.result import Harm as Harm
-    from regimes.plans.plan import plan as plan
-    from regimes.plans.result import Plan as Plan
-    from regimes.plotting.lines import plot as plot
-    from regimes.presets import get_preset as get_preset
-    from regimes.records import Record as Record
-    from regimes.records import load as load
-    from regimes.records import load_all as load_all
-    from regimes.records.frame import frame as frame
-    from regimes.training.branch import branch as branch
-    from regimes.training.loop import run as run
-    from regimes.training.simulate import simulate as simulate
 
-
-class _Late:
-    """A public name, imported at first use. Completion in a notebook leaves descriptors alone, and
-    would else import torch for the first name that it shows."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: object, kind: object = None) -> "Any":
-        return getattr(importlib.import_module(_HOME[self.name]), self.name)
-
-
-_Module = type("_Module", (type(sys),), {name: _Late(name) for name in _HOME})
-sys.modules[__name__].__class__ = _Module
-
-
-def __getattr__(name: str) -> "Any":
-    raise AttributeError(f"module 'regimes' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    """A public name, imported at its first use: ``import regimes`` does not load torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'regimes' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,17 @@ from regimes.collectives.world import World
 from regimes.config.arguments import check_arguments
 from regimes.errors import ConfigError
 
+if TYPE_CHECKING:
+    from regimes.collectives.sharded_models import DeviceMesh
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
 
 
-@check_arguments()
+@check_arguments("mesh")
 @contextmanager
-def whole_model(model: nn.Module, mesh: Any = None) -> Iterator[Callable[[Tensor], Tensor]]:
+def whole_model(
+    model: nn.Module, mesh: DeviceMesh | None = None
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """A model that ``fully_shard`` (FSDP2) has divided is an ordinary one inside: each process has
     all of its weights, copies of those that are trained, and may run it by itself. So curvature can
     be measured::

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from regimes import capabilities
 from regimes.capabilities import Mode
-from regimes.config import GivenLevel
+from regimes.config import GivenLevel, Signal
 from regimes.console.units import format_quantity
 from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
@@ -22,31 +22,44 @@ from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError, require, unexpected_value
 from regimes.job import choices
+from regimes.job.given import (
+    GivenCompressor,
+    GivenEnd,
+    GivenInstruments,
+    GivenOptimizer,
+    GivenPolicy,
+    GivenProbe,
+    HasScale,
+    Table,
+)
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.job.schedule import UnitSchedule, unit_schedule
+
+if TYPE_CHECKING:
+    from regimes.collectives.sharded_models import DeviceMesh
 
 
 def attach(
     model: nn.Module,
     *,
-    replicas: Any = None,
-    shards: Any = None,
-    scatter: Mapping[str, Any] | None = None,
-    gather: Mapping[str, Any] | None = None,
-    policy: Any = None,
-    compressor: Any = None,
+    replicas: DeviceMesh | None = None,
+    shards: DeviceMesh | None = None,
+    scatter: Table | None = None,
+    gather: Table | None = None,
+    policy: GivenPolicy | None = None,
+    compressor: GivenCompressor | None = None,
     level: GivenLevel | None = None,
     levels: Mapping[str, GivenLevel] | None = None,
-    signal: str = "update",
+    signal: Signal = "update",
     seed: int = 0,
     start_compressing_after: int = 0,
-    optimizer: Any = None,
-    every: Any = "epoch",
+    optimizer: GivenOptimizer | None = None,
+    every: GivenEnd = "epoch",
     record: str | Path | RecordOptions | None = None,
-    scaler: Any = None,
-    instruments: Mapping[str, Mapping[str, Any]] | Collection[str] | None = None,
-    probe: Any = None,
+    scaler: HasScale | None = None,
+    instruments: GivenInstruments | None = None,
+    probe: GivenProbe | None = None,
     timeout: float = 600.0,
     check_every: int | None = None,
     check_cosine: float | None = None,

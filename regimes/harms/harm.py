@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from regimes.collectives.launcher import read_launch
 from regimes.config import BranchConfig, RunConfig
@@ -14,7 +14,7 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import describe_kept_runs, end_in_one_sentence
 from regimes.console.progress import shown_by
 from regimes.errors import ConfigError, require
-from regimes.harms.jobs import Jobs
+from regimes.harms.jobs import Job, Jobs
 from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
 from regimes.harms.result import Harm
@@ -26,13 +26,15 @@ from regimes.records.files import record_folder
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
+    from regimes.job.given import GivenModel, HasSamples
+    from regimes.training.simulate import Training
 
 
 @check_arguments("what")
 def harm(
-    what: Any,
-    train_data: Any = None,
-    test_data: Any = None,
+    what: str | RunConfig | GivenModel | Job,
+    train_data: HasSamples | None = None,
+    test_data: HasSamples | None = None,
     *,
     pulse: str | Sequence[str] = "high",
     minutes: float | None = None,
@@ -47,7 +49,7 @@ def harm(
     show: Show | None = None,
     units: int | None = None,
     lower: bool | None = None,
-    **training: Any,
+    **training: Unpack[Training],
 ) -> Harm:
     """Find where in a training more may be compressed, within a budget.
 
@@ -91,14 +93,14 @@ def harm(
     out = record_folder(out)
     if units is not None:
         require(callable(what), "units", units, "none, unless a function trains")
-        given = {"train_data": train_data, "test_data": test_data, "set": set}
+        given: dict[str, Any] = {"train_data": train_data, "test_data": test_data, "set": set}
         given |= {"groups": groups or None, "jobs": None if jobs == 1 else jobs}
         for name, value in given.items():
             require(value is None, name, value, "none beside a function, which trains by itself")
-        shown, arms = _choose_metric(lower, **training), kinds_of_job(words)
+        shown, arms = _choose_metric(lower, **cast(Any, training)), kinds_of_job(words)
         own = f"a number: what change of {shown.name} counts as none is not known"
         require(shown.directed or margin is not None, "margin", margin, own)
-        function = Jobs(out, what, arms, units, shown, margin, parts, first_seed)
+        function = Jobs(out, cast(Job, what), arms, units, shown, margin, parts, first_seed)
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
     require(lower is None, "lower", lower, "none, unless a function trains")

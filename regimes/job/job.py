@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, SupportsFloat, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class Job:
         """What instruments that only watch, such as the curvature, have sent beside it."""
         return sum(self.world.instruments.sent.values())
 
-    def log(self, **values: Any) -> None:
+    def log(self, **values: SupportsFloat) -> None:
         """Add numbers to the record: of the unit under way, or, before the next unit's first step,
         of the one just ended. Several values of a name count as their mean. "train_loss",
         "test_loss" and the record's metric have columns of their own. Values of process 0 are

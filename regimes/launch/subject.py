@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_subject(
-    what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: dict[str, Any]
+    what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: Mapping[str, Any]
 ) -> tuple[RunConfig, Task | None]:
     """The configuration and, of a model, the task."""
     if isinstance(what, str | RunConfig):

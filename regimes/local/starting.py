@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,10 +16,14 @@ from regimes import capabilities
 from regimes.config import DENSE, GivenLevel, OuterConfig
 from regimes.errors import ConfigError, require
 from regimes.job.choices import check_seed, check_timeout
+from regimes.job.given import GivenCompressor, GivenInstruments, GivenPolicy, Table
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
 from regimes.local.arguments import check_trained, choose_local
 from regimes.local.steps import LocalSteps
+
+if TYPE_CHECKING:
+    from regimes.collectives.sharded_models import DeviceMesh
 
 # the job of each model that trains by local steps
 _JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
@@ -29,19 +33,19 @@ def local_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    replicas: Any = None,
-    policy: Any = 32,
+    replicas: DeviceMesh | None = None,
+    policy: int | GivenPolicy = 32,
     periods: Mapping[str, int] | None = None,
-    outer: OuterConfig | Mapping[str, Any] | None = None,
-    compressor: Any = "dense",
+    outer: OuterConfig | Table | None = None,
+    compressor: GivenCompressor = "dense",
     level: GivenLevel = DENSE,
     levels: Mapping[str, GivenLevel] | None = None,
-    level_policy: Any = None,
+    level_policy: GivenPolicy | None = None,
     every: int = 100,
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,
     timeout: float = 600.0,
-    instruments: Mapping[str, Mapping[str, Any]] | Collection[str] | None = None,
+    instruments: GivenInstruments | None = None,
     check_every: int | None = None,
     check_cosine: float | None = None,
     summary: bool = True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
@@ -187,7 +187,7 @@ class LocalSteps(Job):
         if self._in_unit():
             self._finish_unit()
 
-    def log(self, **values: Any) -> None:
+    def log(self, **values: SupportsFloat) -> None:
         """See ``Job.log``. Of a policy that reads the training loss each process logs
         its own "train_loss", with a record or without: the unit has the mean over processes, and
         the policy decides from it on all alike.

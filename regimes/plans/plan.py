@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from regimes.collectives.launcher import read_launch
 from regimes.config import DENSE, RunConfig, override_fields
@@ -28,6 +28,8 @@ from regimes.records.files import record_folder
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
+    from regimes.job.given import GivenModel, HasSamples, Table
+    from regimes.training.simulate import Training
 
 METHODS = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:4"),
@@ -38,9 +40,9 @@ ENDLESS = 1e9  # seconds, 30 years
 
 @check_arguments("what")
 def plan(
-    what: Any,
-    train_data: Any = None,
-    test_data: Any = None,
+    what: str | RunConfig | GivenModel,
+    train_data: HasSamples | None = None,
+    test_data: HasSamples | None = None,
     *,
     link: str | Network | None = None,
     links: str | Path | None = None,
@@ -49,14 +51,14 @@ def plan(
     loss: float | None = None,
     step: float | str | None = None,
     methods: Sequence[str] | None = None,
-    probe: Any = None,
+    probe: GivenModel | Table | None = None,
     minutes: float | None = None,
     runs: int | None = None,
     out: str | Path = "runs/plan",
     jobs: int = 1,
     set: Mapping[str, Any] | None = None,
     show: Show | None = None,
-    **training: Any,
+    **training: Unpack[Training],
 ) -> Plan:
     """Find the method that ends lowest in a given time on a link, or reaches a loss first.
 
@@ -118,7 +120,7 @@ def plan(
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
     question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
     # the probes' records tell one model from another
-    question["probe"] = "a model" if callable(probe) else probe and dict(probe)
+    question["probe"] = "a model" if callable(probe) else probe and dict(cast("Table", probe))
     facts, start = read_question(out, question), time.monotonic()
     per_epoch, prices, unrest = price_methods(config, every, where, task)
     if probe is not None:
@@ -160,7 +162,7 @@ def _smaller(
     probe: Any,
     data: tuple[Any, Any],
     set: Mapping[str, Any] | None,
-    training: dict[str, Any],
+    training: Mapping[str, Any],
 ) -> tuple[RunConfig, Task | None]:
     """The configuration and task of a smaller model."""
     fields = isinstance(what, str | RunConfig)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from regimes.config import BranchConfig
 from regimes.config.arguments import check_arguments
 from regimes.data.objects import Loss, LossWeight, Metric, own_task
 from regimes.errors import ConfigError
+from regimes.job.given import GivenModel, HasSamples
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record
 from regimes.records.files import record_folder
@@ -30,9 +29,9 @@ def branch(
     skip: bool = False,
     set: Mapping[str, Any] | Sequence[str] = (),
     reporters: Sequence[Reporter] | None = None,
-    model: nn.Module | Callable[[], nn.Module] | None = None,
-    train_data: Any = None,
-    test_data: Any = None,
+    model: GivenModel | None = None,
+    train_data: HasSamples | None = None,
+    test_data: HasSamples | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     loss_weight: LossWeight | None = None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 from torch.optim import Optimizer
@@ -27,6 +27,7 @@ from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
 from regimes.errors import ConfigError, suggest_nearest, unexpected_value
+from regimes.job.given import GivenCompressor, GivenModel, GivenPolicy, HasSamples, Table
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record, read_header
 from regimes.records.files import record_folder
@@ -35,20 +36,37 @@ from regimes.training.checks import PlugIns
 from regimes.training.loop import has_epoch, run
 
 
-@check_arguments("model", "loss", "metric")
+class Training(TypedDict, total=False):
+    """What other functions pass on to `simulate`."""
+
+    workers: int
+    batch_size: int
+    epochs: int
+    compressor: GivenCompressor
+    levels: Mapping[str, GivenLevel] | None
+    policy: GivenPolicy
+    optimizer: str | Table | OptimizerConfig | None
+    loss: Loss | None
+    metric: Metric | str | None  # a text: of a function of `harm`, the name of what it returns
+    loss_weight: LossWeight | None
+    seed: int
+    name: str | None
+
+
+@check_arguments("model", "loss", "metric", "compressor", "policy", "optimizer")
 def simulate(
-    model: nn.Module | Callable[[], nn.Module],
-    train_data: Any,
-    test_data: Any,
+    model: GivenModel,
+    train_data: HasSamples,
+    test_data: HasSamples,
     *,
     out: str | Path,
     workers: int = 8,
     batch_size: int = 32,
     epochs: int = 10,
-    compressor: Any = "powersgd",
+    compressor: GivenCompressor = "powersgd",
     levels: Mapping[str, GivenLevel] | None = None,
-    policy: Any = "accordion",
-    optimizer: Any = None,
+    policy: GivenPolicy = "accordion",
+    optimizer: str | Table | OptimizerConfig | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     loss_weight: LossWeight | None = None,
@@ -127,7 +145,7 @@ def simulate(
 
 
 def own_training(
-    model: nn.Module | Callable[[], nn.Module], train_data: Any, test_data: Any, **given: Any
+    model: GivenModel, train_data: HasSamples, test_data: HasSamples, **given: Any
 ) -> tuple[RunConfig, ObjectTask]:
     """The configuration and the task of `simulate` with these arguments.
 

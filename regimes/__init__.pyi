@@ -1,0 +1,77 @@
+# The public names, one import a name: what type checkers and editors read, and what `__init__.py`
+# imports at each name's first use.
+
+from regimes.collectives.comm import Comm as Comm
+from regimes.collectives.layers import Layer as Layer
+from regimes.collectives.layers import Traffic as Traffic
+from regimes.collectives.whole import whole_model as whole_model
+from regimes.compression.base import Compressor as Compressor
+from regimes.compression.bucket import Bucket as Bucket
+from regimes.compression.bucket import State as State
+from regimes.compression.conformity import check_compressor as check_compressor
+from regimes.compression.elementwise import Cast as Cast
+from regimes.compression.elementwise import Dense as Dense
+from regimes.compression.elementwise import Quantise as Quantise
+from regimes.compression.elementwise import Sign as Sign
+from regimes.compression.powersgd import ACPSGD as ACPSGD
+from regimes.compression.powersgd import PowerSGD as PowerSGD
+from regimes.compression.sparse import RandomK as RandomK
+from regimes.compression.sparse import TopK as TopK
+from regimes.config.run import DataConfig as DataConfig
+from regimes.config.run import ModelConfig as ModelConfig
+from regimes.config.run import OptimizerConfig as OptimizerConfig
+from regimes.config.run import OuterConfig as OuterConfig
+from regimes.config.run import RunConfig as RunConfig
+from regimes.config.toml import load_toml as load_toml
+from regimes.config.toml import override as override
+from regimes.config.toml import to_toml as to_toml
+from regimes.ddp.attaching import attach as attach
+from regimes.ddp.hook import Hook as Hook
+from regimes.detectors.base import Verdict as Verdict
+from regimes.detectors.baselines import FirstShare as FirstShare
+from regimes.detectors.baselines import FixedWindows as FixedWindows
+from regimes.detectors.baselines import RandomWindows as RandomWindows
+from regimes.detectors.change import EigenvalueChange as EigenvalueChange
+from regimes.detectors.change import NormChange as NormChange
+from regimes.detectors.change import SharpnessChange as SharpnessChange
+from regimes.errors import ConfigError as ConfigError
+from regimes.errors import DataError as DataError
+from regimes.errors import RecordError as RecordError
+from regimes.errors import RegimesError as RegimesError
+from regimes.errors import TrainingError as TrainingError
+from regimes.harms.harm import harm as harm
+from regimes.harms.result import Harm as Harm
+from regimes.job.recorder import RecordOptions as RecordOptions
+from regimes.local.starting import local_steps as local_steps
+from regimes.local.steps import LocalSteps as LocalSteps
+from regimes.network import Network as Network
+from regimes.plans.plan import plan as plan
+from regimes.plans.result import Plan as Plan
+from regimes.plotting.lines import plot as plot
+from regimes.plotting.schedules import compare as compare
+from regimes.policies.base import Decision as Decision
+from regimes.policies.by_layer import ByLayer as ByLayer
+from regimes.policies.detected import Accordion as Accordion
+from regimes.policies.detected import BatchAccordion as BatchAccordion
+from regimes.policies.detected import Detected as Detected
+from regimes.policies.history import PastEpoch as PastEpoch
+from regimes.policies.ladders import AdaQS as AdaQS
+from regimes.policies.ladders import RateLadder as RateLadder
+from regimes.policies.schedules import QSR as QSR
+from regimes.policies.schedules import PostLocal as PostLocal
+from regimes.policies.schedules import Smith as Smith
+from regimes.policies.schedules import Static as Static
+from regimes.policies.schedules import Windows as Windows
+from regimes.presets import get_grid as get_grid
+from regimes.presets import get_preset as get_preset
+from regimes.records.archive import load_all as load_all
+from regimes.records.frame import frame as frame
+from regimes.records.reader import Record as Record
+from regimes.records.reader import load as load
+from regimes.records.selection import summary as summary
+from regimes.training.branch import branch as branch
+from regimes.training.loop import run as run
+from regimes.training.simulate import simulate as simulate
+
+__version__: str
+__all__: list[str]

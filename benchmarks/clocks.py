@@ -2,6 +2,7 @@
 
     python -m benchmarks.clocks train --jobs 2   # about 6 hours of 2 cores; can be continued
     python -m benchmarks.clocks plans --jobs 2   # about 4 hours; can be continued
+    python -m benchmarks.clocks report
 
 A method that ends at some loss after N steps has the clock k if dense ends there after k N steps,
 each at its own best learning rate. *train* adds methods, lengths, a size and an optimiser to the
@@ -41,15 +42,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.plans import (
     LOSSES,
     PLANS,
+    SCALED,
     SEEDS,
     SITUATIONS,
     STEPS,
+    Losses,
     known,
     missing,
     train_rounds,
@@ -58,7 +66,10 @@ from benchmarks.plans import (
 from regimes.config import RunConfig, override_fields
 from regimes.plans.curve import Probe
 from regimes.plans.probes import in_steps
+from regimes.records import write_output
+from regimes.statistics import t_interval
 
+PAGE = Path(__file__).with_name("clocks.md")
 OWN = Path(__file__).with_name("clocks.jsonl")
 SGD = {
     "optimizer.name": "sgd",
@@ -128,10 +139,285 @@ def train_choices(out: Path, jobs: int) -> None:
         train_rounds(size, config, next_runs, OWN, out, jobs)
 
 
+# -- what the clocks are ----------------------------------------------------------------------
+
+Clock = Sequence[float]  # of each seed; nan where the loss is above all that dense was trained to
+LENGTHS = (300, 600, 1200)  # of 115k; those of the other sizes are as long in `SHARE`
+SHARE = {**SCALED, "115k, sgd": 1.0, "260k": 0.75}
+LABELS = {
+    "powersgd:1": "rank 1",
+    "powersgd:2": "rank 2",
+    "powersgd:4": "rank 4",
+    "topk:10": "TopK, 10 %",
+    "sign:1": "signs",
+    "quantised-all-reduce:8": "8 bits",
+    "quantised-all-reduce:4": "4 bits",
+    "dense/8": "every 8 steps",
+    "dense/32": "every 32 steps",
+}
+
+
+def best_ends(losses: Losses, size: str, method: str, steps: int) -> list[float]:
+    """The losses at the best of the rates that have all seeds, in the order of these; else none."""
+    by_rate: dict[float, dict[int, float]] = {}
+    for (other, p), loss in losses.items():
+        if (other, p.method, p.steps) == (size, method, steps):
+            by_rate.setdefault(p.rate, {})[p.seed] = loss
+    whole = [[ends[s] for s in SEEDS] for ends in by_rate.values() if ends.keys() >= {*SEEDS}]
+    return min(whole, key=statistics.fmean, default=[])
+
+
+@dataclass(frozen=True)
+class Dense:
+    """What dense training of a size reaches, by its length.
+
+    Attributes:
+        steps: the lengths, ascending.
+        ends: of each length, the loss of each seed.
+    """
+
+    steps: list[int]
+    ends: list[list[float]]
+
+    @classmethod
+    def of(cls, losses: Losses, size: str) -> Dense:
+        trained = sorted({p.steps for (other, p) in losses if (other, p.method) == (size, "dense")})
+        found = {n: best_ends(losses, size, "dense", n) for n in trained}
+        return cls([n for n in trained if found[n]], [found[n] for n in trained if found[n]])
+
+    def loss(self, seed: int, steps: float) -> float:
+        """On lines over the logarithm of the steps; nan below and above the lengths."""
+        inside = self.steps[0] <= steps <= self.steps[-1]
+        curve = self._curve(seed)
+        return float(np.interp(math.log(steps), np.log(self.steps), curve)) if inside else math.nan
+
+    def clock(self, ends: Sequence[float], steps: int) -> Clock:
+        """After how many steps dense has each seed's loss, as a share of ``steps``."""
+        logs = np.log(self.steps)
+        shares = []
+        for seed, loss in enumerate(ends):
+            curve = self._curve(seed)
+            at = float(np.interp(-loss, -curve, logs))
+            if (
+                loss < curve[-1]
+            ):  # better than dense's longest: on its last line, by a tenth at most
+                slope = (curve[-2] - curve[-1]) / (logs[-1] - logs[-2])
+                at = logs[-1] + (curve[-1] - loss) / slope if slope > 0 else math.inf
+            known = loss <= curve[0] and at <= logs[-1] + math.log(1.1)
+            shares.append(math.exp(at) / steps if known else math.nan)
+        return shares
+
+    def _curve(self, seed: int) -> Any:
+        """The losses of a seed; where a longer training ends higher, that of the shorter one."""
+        return np.minimum.accumulate([ends[seed] for ends in self.ends])
+
+
+def all_clocks(losses: Losses) -> dict[tuple[str, str, int], Clock]:
+    """By size, method and length of the 115k training that is as long in its size."""
+    found = {}
+    for size, share in SHARE.items():
+        dense = Dense.of(losses, size)
+        for method in LABELS:
+            for length in LENGTHS:
+                if ends := best_ends(losses, size, method, round(share * length)):
+                    found[size, method, length] = dense.clock(ends, round(share * length))
+    return found
+
+
+def ratio(a: Clock, b: Clock) -> tuple[float, float, float]:
+    """The geometric mean of a / b over seeds, and its 95 % interval."""
+    logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
+    mean, low, high = (math.exp(x) for x in t_interval(logs))
+    return mean, low, high
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Loss minus dense's after as many steps, at a size that no clock was fitted to."""
+
+    method: str
+    steps: int
+    predicted: float
+    measured: float
+
+
+def held_out_gaps(losses: Losses, size: str = "260k") -> list[Gap]:
+    """The gaps that clocks of 115k and 460k predict, beside what was trained. A method's clock is
+    on a line over the logarithm of the length, by least squares."""
+    clocks, dense, gaps = all_clocks(losses), Dense.of(losses, size), []
+    for method in METHODS:
+        points = [
+            (math.log(length), statistics.fmean(clocks[one, method, length]))
+            for one in ("115k", "460k")
+            for length in LENGTHS
+            if (one, method, length) in clocks
+        ]
+        points = [point for point in points if math.isfinite(point[1])]
+        for length in (600, 1200):
+            steps = round(SHARE[size] * length)
+            ends = best_ends(losses, size, method, steps)
+            if len(points) < 3 or not ends:
+                continue
+            slope, level = np.polyfit(*zip(*points, strict=True), 1)
+            clock = min(1.0, float(level + slope * math.log(length)))
+            seeds = range(len(SEEDS))
+            predicted = [dense.loss(s, clock * steps) - dense.loss(s, steps) for s in seeds]
+            measured = [ends[s] - dense.loss(s, steps) for s in seeds]
+            gaps.append(Gap(method, steps, statistics.fmean(predicted), statistics.fmean(measured)))
+    return gaps
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+
+def report(losses: Losses) -> str:
+    """The page."""
+    clocks = all_clocks(losses)
+    return "\n".join(
+        [
+            "# The clocks of compressed training",
+            "",
+            "A method's *clock* is the share of a step of dense that one of its steps is worth: a "
+            "method that ends at some loss after N steps has the clock k if dense ends there after "
+            f"k N steps, each at its own best learning rate. Mean of n = {len(SEEDS)} seeds with "
+            "its 95 % interval; language models on one text, AdamW unless SGD is named. Lengths "
+            "are those of 115k; a model of 460k parameters was trained for half and 1800k for a "
+            "quarter of the steps. `python -m benchmarks.clocks train` trains, `report` writes "
+            "this page.",
+            "",
+            *_table(clocks),
+            "",
+            "-: not trained; <: the loss is above that of dense's shortest training, or below its "
+            "longest by more than a tenth of the steps.",
+            "",
+            "## What was predicted",
+            "",
+            *_outcomes(clocks),
+            *_held_out(held_out_gaps(losses)),
+            "",
+        ]
+    )
+
+
+def _table(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
+    sizes = ("115k", "460k", "1800k", "115k, sgd")
+    lines = [
+        "| method | steps | " + " | ".join(size.replace("sgd", "SGD") for size in sizes) + " |",
+        "|---|---:|" + "---:|" * len(sizes),
+    ]
+    for method, label in LABELS.items():
+        for length in LENGTHS:
+            cells = [_cell(clocks.get((size, method, length))) for size in sizes]
+            lines.append(f"| {label} | {length} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(clock: Clock | None) -> str:
+    if clock is None:
+        return "-"
+    if not all(map(math.isfinite, clock)):
+        return "<"
+    mean, low, high = t_interval(clock)
+    return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _outcomes(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
+    """What became of the predictions in the module's docstring, one line each."""
+
+    def seen(size: str, method: str, length: int) -> Clock | None:
+        clock = clocks.get((size, method, length))
+        return clock if clock is not None and all(map(math.isfinite, clock)) else None
+
+    apart, compared = [], 0
+    for method, label in LABELS.items():
+        for length in LENGTHS:
+            small, large = seen("115k", method, length), seen("460k", method, length)
+            if small is not None and large is not None:
+                mean, low, high = ratio(large, small)
+                compared += 1
+                if high < 0.85 or low > 1.18:
+                    apart.append(f"{label} at {length} steps: {mean:.2f} [{low:.2f}, {high:.2f}]")
+    lines = [
+        "- *Size*: at 460k a clock is 0.85 to 1.18 of that at 115k: "
+        + (f"refuted by {'; '.join(apart)}" if apart else "holds")
+        + f" ({compared} methods and lengths).",
+    ]
+    for methods, least, most, words in (
+        (("quantised-all-reduce:4", "dense/8"), 0.9, 1.1, "changes by at most 10 %"),
+        (("powersgd:1", "powersgd:2", "topk:10", "sign:1"), 0.7, 0.9, "falls by 10 to 30 %"),
+    ):
+        for method in methods:
+            steps = [
+                (size, length, ratio(two, one)[0])
+                for size in ("115k", "460k")
+                for length in LENGTHS[:-1]
+                if (one := seen(size, method, length)) is not None
+                and (two := seen(size, method, 2 * length)) is not None
+            ]
+            wrong = [f"{x:.2f} ({size}, {n} to {2 * n})" for size, n, x in steps]
+            holds = all(least <= x <= most for *_, x in steps)
+            verdict = "not known" if not steps else "holds" if holds else "refuted"
+            lines.append(
+                f"- *Length*: the clock of {LABELS[method]} {words} with a doubling: {verdict}"
+                + (f"; the ratios are {', '.join(wrong)}." if steps else ".")
+            )
+    for method, value, margin in (
+        ("powersgd:1", 0.35, 0.1),
+        ("powersgd:2", 0.51, 0.08),
+        ("topk:10", 0.56, 0.08),
+        ("dense/32", 0.63, 0.08),
+    ):
+        clock = seen("115k", method, 600)
+        if clock is not None:
+            mean = statistics.fmean(clock)
+            verdict = "holds" if abs(mean - value) <= margin else "refuted"
+            lines.append(
+                f"- *Value*: {LABELS[method]} has {value} +- {margin} at 600 steps: {verdict}, "
+                f"{_cell(clock)}."
+            )
+    for method in FEW:
+        for length in LENGTHS:
+            adam, sgd = seen("115k", method, length), seen("115k, sgd", method, length)
+            if adam is not None and sgd is not None:
+                mean, low, high = ratio(sgd, adam)
+                verdict = "holds" if 0.8 <= mean <= 1.2 else "refuted"
+                lines.append(
+                    f"- *Optimiser*: with SGD the clock of {LABELS[method]} at {length} steps "
+                    f"differs by at most 20 %: {verdict}, {mean:.2f} [{low:.2f}, {high:.2f}] of "
+                    "AdamW's."
+                )
+    return lines
+
+
+def _held_out(gaps: Sequence[Gap]) -> list[str]:
+    known_gaps = [gap for gap in gaps if math.isfinite(gap.predicted)]
+    if not known_gaps:
+        return ["- *Held out*: 260k is not trained yet."]
+    rms = math.sqrt(statistics.fmean((g.predicted - g.measured) ** 2 for g in known_gaps))
+    whole = len({gap.method for gap in gaps}) == len(METHODS) and len(gaps) == 2 * len(METHODS)
+    verdict = ("refuted" if rms > 0.05 else "holds") if whole else "not all trained yet"
+    lines = [
+        "- *Held out*: at 260k the gaps to dense are predicted with an rms error of at most 0.05 "
+        f"bits: {verdict}; it is {rms:.3f} over {len(known_gaps)} of {len(gaps)} gaps. The others "
+        "need a dense training shorter than any.",
+        "",
+        "| method | steps | predicted gap, bits | measured |",
+        "|---|---:|---:|---:|",
+    ]
+    for gap in gaps:
+        predicted = f"{gap.predicted:+.3f}" if math.isfinite(gap.predicted) else "-"
+        lines.append(f"| {LABELS[gap.method]} | {gap.steps} | {predicted} | {gap.measured:+.3f} |")
+    return lines
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("train", "plans"))
+    parser.add_argument("what", choices=("train", "plans", "report"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/clocks"))
     arguments = parser.parse_args()
-    {"train": train, "plans": train_choices}[arguments.what](arguments.out, arguments.jobs)
+    if arguments.what == "report":
+        write_output(PAGE, text := report(known(LOSSES, OWN)))
+        print(text)
+    else:
+        {"train": train, "plans": train_choices}[arguments.what](arguments.out, arguments.jobs)

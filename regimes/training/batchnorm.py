@@ -35,6 +35,7 @@ class PerWorkerBatchNorm:
         self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
         self._running: dict[_BatchNorm, list[Tensor]] = {}
+        self._first: dict[_BatchNorm, list[Tensor]] = {}  # these first C, views
         self._used: list[_BatchNorm] = []  # layers in this pass whose statistics are updated
         for layer in self.layers:
             original = layer.forward
@@ -79,10 +80,10 @@ class PerWorkerBatchNorm:
                 alike.setdefault(bn.num_features, []).append(bn)
         scales: dict[_BatchNorm, list[Tensor]] = {}
         for layers in alike.values():
-            for name in ("weight", "bias"):
-                rows = torch.stack([getattr(bn, name) for bn in layers]).repeat(1, self.groups)
-                for bn, row in zip(layers, rows.unbind(), strict=True):
-                    scales.setdefault(bn, []).append(row)
+            both: list[Tensor] = [*(bn.weight for bn in layers), *(bn.bias for bn in layers)]
+            rows = torch.stack(both).repeat(1, self.groups).unbind()
+            for bn, *pair in zip(layers, rows, rows[len(layers) :], strict=False):
+                scales[bn] = pair
         return scales
 
     def _copy_running(self) -> None:
@@ -91,7 +92,8 @@ class PerWorkerBatchNorm:
         for bn in tracked:
             size = self.groups * bn.num_features
             if bn not in self._running or len(self._running[bn][0]) != size:
-                self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
+                made = self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
+                self._first[bn] = [t[: bn.num_features] for t in made]
         if tracked:
             torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
 
@@ -105,7 +107,7 @@ class PerWorkerBatchNorm:
             torch._foreach_copy_(_all_running(used), self._of_worker_0(used))
 
     def _of_worker_0(self, layers: list[_BatchNorm]) -> list[Tensor]:
-        return [t[: bn.num_features] for bn in layers for t in self._running[bn]]
+        return [t for bn in layers for t in self._first[bn]]
 
     def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
         """BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""

@@ -114,7 +114,7 @@ class Comm:
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """From here on no answer shares memory with these."""
-        self.kept = tensors if self.world.processes == 1 else ()
+        self.kept = () if self.world.lockstep else tensors
 
     def _apart(self, answers: list[Tensor]) -> list[Tensor]:
         """The answers, those that share memory with what is ``kept`` as copies."""

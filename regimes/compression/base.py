@@ -10,8 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from regimes.capabilities import (
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket, State
-from regimes.compression.kernels import add_, add_apart, clone
+from regimes.compression.kernels import add_
 from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
 from regimes.errors import ConfigError, require
 
@@ -56,9 +57,8 @@ class Compressor(Bounded, ABC):
         one_level: ``exchange`` is given layers at one level, and as many as are worth a kernel that
             takes them at once. Without it the layers of a bucket come at any levels, and in a world
             of one process on a CPU one by one, because a layer then stays in the cache.
-        in_place: the next residual may be computed in the memory of the present one, which is in
-            units of the step's ``scale``. Without it the compressor leaves the present one as it
-            is, and keeps its unit.
+        in_place: the residual is what ``exchange`` leaves in the deltas, in units of the step's
+            ``scale``. Without it the compressor stores it by itself, and keeps its unit.
         joins_shards: a layer with rows on several processes is compressed as one matrix;
             without it each shard by itself, as if it were a layer.
         phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
@@ -166,30 +166,49 @@ class Compressor(Bounded, ABC):
             name = f"{name}/{shard.index}"  # shards draw different random numbers
         return self.memory((seed, name), first_worker)
 
-    def add_residual(self, gradients: Sequence[Tensor], states: Sequence[State]) -> list[Tensor]:
-        """What layers have to send: decay x residual + gradient, ``[L, n, m]``, which is the next
-        residual. Without error feedback it is the gradient itself, and a residual of another level
-        is added to one gradient."""
-        deltas = [x.flatten(2) if x.ndim > 2 else x for x in gradients]
-        old = {i: state for i, state in enumerate(states) if state.residual is not None}
+    def add_residual(self, bucket: Bucket, gradients: Sequence[Tensor], scale: float) -> None:
+        """Set a bucket's deltas, decay x residual + gradient, which are the next residuals. Without
+        error feedback they are the gradients themselves, and a residual of another level is added
+        to one gradient.
+
+        Args:
+            scale: what the gradients were multiplied by.
+        """
+        matrices = [x.flatten(2) if x.ndim > 2 else x for x in gradients]
+        factors = [self._factor(state, scale) for state in bucket.states]
+        old = [i for i, state in enumerate(bucket.states) if state.residual is not None]
+        deltas = matrices
+        # Never in place on the gradient, which instruments read afterwards. Neither has an autograd
+        # graph that in-place arithmetic would break.
+        if bucket.feedback:
+            deltas = bucket.take_turn(matrices)
+        else:
+            if old:
+                deltas = [torch.empty_like(x) if i in old else x for i, x in enumerate(matrices)]
+            bucket.take(deltas)
         if old:
-            # At any level, dense too: after a change of level the old residual is still unsent.
-            # In place on the residual, never on the gradient, which instruments read afterwards;
-            # neither has an autograd graph that in-place arithmetic would break.
-            decay = float(self.error_feedback or True)
-            # of layers that come at one level the residuals may be parts of a whole bucket's
-            add = add_apart if self.one_level else add_
-            entries = [
-                (cast(Tensor, x.residual), deltas[i], decay * self._rescale(x), x.room)
-                for i, x in old.items()
-            ]
-            for (i, state), delta in zip(old.items(), add(entries), strict=True):
-                deltas[i] = state.residual = delta
-        if self.error_feedback and (new := [i for i in range(len(states)) if i not in old]):
-            for i, delta in zip(new, clone([(deltas[i],) for i in new]), strict=True):
-                self.begin_residual(states[i])
-                deltas[i] = states[i].residual = delta
-        return deltas
+            owed = [bucket.states[i].residual for i in old]
+            add_([(x, matrices[i], factors[i], deltas[i]) for i, x in zip(old, owed, strict=True)])
+        if not bucket.feedback:
+            return
+        if new := [i for i, state in enumerate(bucket.states) if state.residual is None]:
+            torch._foreach_copy_([deltas[i] for i in new], [matrices[i] for i in new])
+            for i in new:
+                self.begin_residual(bucket.states[i])
+        for state, delta in zip(bucket.states, deltas, strict=True):
+            state.residual = delta
+
+    def send_whole(self, gradient: Tensor, state: State, scale: float = 1.0) -> Tensor:
+        """What a layer sends at "dense": its residual as well, which is then zero: after a change
+        of level it is still unsent."""
+        self.before_dense(state)
+        state.step += 1
+        factor, residual, state.residual = self._factor(state, scale), state.residual, None
+        if residual is None:
+            return gradient
+        matrix = gradient.flatten(2) if gradient.ndim > 2 else gradient
+        add_([(residual, matrix, factor, total := torch.empty_like(matrix))])
+        return total
 
     def before_dense(self, state: State) -> None:
         """A layer's next step sends it uncompressed, with its residual."""
@@ -197,6 +216,13 @@ class Compressor(Bounded, ABC):
     def begin_residual(self, state: State) -> None:
         """A residual that this step leaves, where there was none, has the unit of its rate."""
         state.residual_rate = self._unit_at(state.rate)
+
+    def _factor(self, state: State, scale: float) -> float:
+        """What the residual is multiplied by, as it is added to a gradient of this scale."""
+        ratio, state.scale = scale / state.scale, scale
+        if state.residual is None:
+            return 1.0
+        return float(self.error_feedback or True) * self._rescale(state) * ratio
 
     def _rescale(self, state: State) -> float:
         """The factor that converts the residual to the gradients of this step's rate."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.layers import Shard
-from regimes.compression.kernels import Workspace, sub_
+from regimes.compression.kernels import Workspace, group_alike, make_once, on_gpu, sub_
 from regimes.config import Level
 from regimes.seeding import Seed, derive_seed
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -31,7 +34,8 @@ class State(Workspace):
         step: how often this layer has been sent.
         rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
             updates are in units of the weights.
-        scale: what the gradient of this step was multiplied by, with the loss (a GradScaler's).
+        scale: what the gradient of the last step was multiplied by, with the loss (a GradScaler's),
+            and its residual with it, unless the compressor keeps a unit of its own (``in_place``).
             Where a residual is saved, it is divided by it.
         residual_rate: the learning rate at which the residual is a movement of the weights; None:
             it is a gradient, which counts at the rate of the step that sends it.
@@ -74,20 +78,25 @@ class State(Workspace):
     def _seed(self, what: str, *tail: int) -> int:
         return derive_seed(*self.key, what, self.step, *tail)
 
-    def twin(self) -> State:
-        """A state that shares no memory with this one but the residual, the buffer and what is no
-        tensor; ``copy.copy`` takes ten times as long. Where the next residual goes is not taken
-        over: it may be the memory of this one's."""
-        other = object.__new__(type(self))
-        own = vars(other)
-        own.update(vars(self))
+    def snapshot(self) -> dict[str, Any]:
+        """The fields as they are now, which later steps leave alone. A residual's tensor is what it
+        is: the next step writes to other memory, if it is tentative."""
+        own = vars(self).copy()
         if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
             for name in own.keys() - _PLAIN - self.replaced:
                 if isinstance(value := own[name], Tensor):
                     own[name] = value.clone()
-        for name in ("_buffer", "_table"):
-            if (value := getattr(self, name, None)) is not None:
-                setattr(other, name, value)
+        return own
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """The fields are as they were."""
+        vars(self).clear()
+        vars(self).update(snapshot)
+
+    def twin(self) -> State:
+        """A state that shares no memory with this one but the residual and what is no tensor."""
+        other = copy.copy(self)
+        other.restore(self.snapshot())
         return other
 
     def shared_state(self) -> dict[str, Any]:
@@ -107,52 +116,107 @@ _PLAIN = frozenset(field.name for field in fields(State))  # of these the residu
 
 
 @dataclass
+class Turn:
+    """Tensors for the residuals of a bucket.
+
+    Attributes:
+        residuals: by layer ``[L, n, m]``.
+        made: see `Bucket.of_deltas`.
+    """
+
+    residuals: list[Float[Tensor, "hosted _ _"]]
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@dataclass
 class Bucket:
-    """What several layers of one compressor have to send, none of them at "dense".
+    """What several layers of one compressor have to send, none of them at "dense". It lasts until
+    levels change: what depends on layers, levels and addresses alone is made once (``once``,
+    ``of_deltas``).
 
     Attributes:
         layers: their indices in the model.
-        deltas: by layer ``[L, n, m]``: each hosted worker's gradient, with error feedback plus what
-            its earlier steps have not sent. A convolution is viewed as ``[out, in * kh * kw]``
-            (PowerSGD, section 3).
         states: their memories.
         levels: how each is compressed.
         feedback: what `Compressor.exchange` leaves in ``deltas`` is the residual. Without it the
             deltas are the gradients themselves, which others read afterwards.
+        tentative: the next residuals are written to other memory than the present ones, which so
+            come back with `State.restore`; two places take turns. Otherwise they are written over
+            the present ones.
+        deltas: by layer ``[L, n, m]``: each hosted worker's gradient, with error feedback plus what
+            its earlier steps have not sent. A convolution is viewed as ``[out, in * kh * kw]``
+            (PowerSGD, section 3).
     """
 
     layers: Sequence[int]
-    deltas: list[Float[Tensor, "hosted _ _"]]
     states: Sequence[Any]
     levels: Sequence[Level]
     feedback: bool
+    tentative: bool = False
+    deltas: list[Float[Tensor, "hosted _ _"]] = field(default_factory=list)
+    _turns: list[Turn] = field(default_factory=list)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+    _of_deltas: dict[Hashable, Any] = field(default_factory=dict)
+
+    def take(self, deltas: list[Tensor]) -> None:
+        """These are the deltas of the step that begins, which are no residuals."""
+        self.deltas, self._of_deltas = deltas, {}
+
+    def take_turn(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """The deltas of the step that begins will be in these tensors, and are the residuals then.
+
+        Args:
+            like: tensors of their shapes and types.
+        """
+        present, turns = [state.residual for state in self.states], self._turns
+        for at, turn in enumerate(turns):
+            if all(x is None or x is y for x, y in zip(present, turn.residuals, strict=True)):
+                at = 1 - at if self.tentative else at
+                break
+        else:  # at first, or some are elsewhere, as after a step that was undone in some layers
+            at = 0
+            turns[:1] = [Turn(_make_residuals(like))]
+        if at == len(turns):
+            turns.append(Turn(_make_residuals(like)))
+        self.deltas, self._of_deltas = turns[at].residuals, turns[at].made
+        return self.deltas
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What depends on layers and levels alone, made in the first step."""
+        return make_once(self._made, what, make)
+
+    def of_deltas(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What depends on where the deltas are in memory as well, made once for each place."""
+        return make_once(self._of_deltas, what, make)
 
     @property
     def level(self) -> Level:
         """The level of all, where a compressor is given one (``Compressor.one_level``)."""
         return self.levels[0]
 
-    @cached_property
+    @property
     def sizes(self) -> list[int]:
         """How many numbers of a worker each layer has."""
-        return [delta[0].numel() for delta in self.deltas]
+        return self.once("sizes", lambda: [delta[0].numel() for delta in self.deltas])
 
     @property
     def flat(self) -> list[Float[Tensor, "hosted _"]]:
         """The deltas as rows, of the same memory."""
-        return [delta.flatten(1) for delta in self.deltas]
+        return self.of_deltas("flat", lambda: [delta.flatten(1) for delta in self.deltas])
 
-    @cached_property
+    @property
     def whole(self) -> Float[Tensor, "hosted N"]:
         """The deltas of all layers end to end. With error feedback ``deltas`` and the residuals are
         parts of it from now on; without it is a copy where they do not lie so in memory."""
+        return self.of_deltas("whole", self._join)
+
+    def _join(self) -> Float[Tensor, "hosted N"]:
         whole = end_to_end(self.deltas)
         if self.feedback:
             parts = whole.split(self.sizes, dim=1)
             for i, (part, state) in enumerate(zip(parts, self.states, strict=True)):
-                delta = self.deltas[i] = state.residual = part.view(self.deltas[i].shape)
-                if state.room is not None:  # else it would keep memory that nothing uses
-                    state.write_to(delta, None)
+                self.deltas[i] = state.residual = part.view(self.deltas[i].shape)
+            self._of_deltas.clear()
         return whole
 
     def shares(self, numbers: Sequence[int]) -> list[dict[int, int]]:
@@ -166,6 +230,17 @@ class Bucket:
         nothing."""
         if self.feedback:
             sub_([*zip(self.deltas, sent, strict=True)])
+
+
+def _make_residuals(like: Sequence[Tensor]) -> list[Tensor]:
+    """On a GPU those of one shape lie side by side: they are one batch without a copy."""
+    alike = {x.dtype for x in like}
+    if len(alike) > 1 or not on_gpu(like[0]):
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in like]
+    order = [i for places in group_alike(tuple(x.shape for x in like)) for i in places]
+    flat = like[0].new_empty(sum(x.numel() for x in like))
+    pieces = dict(zip(order, flat.split([like[i].numel() for i in order]), strict=True))
+    return [pieces[i].view(x.shape) for i, x in enumerate(like)]
 
 
 def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:

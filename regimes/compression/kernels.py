@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
 from regimes.seeding import Seed, SeedTable, draw_uniform
@@ -67,6 +66,17 @@ def on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda
 
 
+def make_once(made: dict[Hashable, T], what: Hashable, make: Callable[[], T]) -> T:
+    """What is among ``made``, or is made now. While a graph is captured nothing stays: what is made
+    then has no contents before a replay."""
+    if _held is not None:
+        _held.append(value := make())
+        return value
+    if what not in made:
+        made[what] = make()
+    return made[what]
+
+
 def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tensor]]:
     """The kernel that computes ``one`` for many layers; ``one`` must accept a leading axis."""
 
@@ -98,52 +108,23 @@ def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(tensors))
 
 
-# Without gaps whatever the order in memory of a gradient: a residual is written to as one vector.
-clone = batch_by_shape(partial(torch.clone, memory_format=torch.contiguous_format))
-_side_by_side = batch_by_shape(lambda tensor: tensor)  # in one piece, for ``stack_tensors``
+Owed = tuple[Tensor, Tensor, float, Tensor]  # residual, gradient, factor, room
 
 
-Owed = tuple[Tensor, Tensor, float, Tensor | None]  # residual, gradient, decay, room
-
-
-def add_(entries: Sequence[Owed]) -> list[Tensor]:
-    """``decay * residual + grad``, in the last tensor, or without one in place of the residual. On
-    a GPU the results of equal shape move into one piece of memory, so that later kernels need not
-    copy them."""
+def add_(entries: Sequence[Owed]) -> None:
+    """``factor * residual + gradient``, in the last tensor, which may be the residual."""
     if not on_gpu(entries[0][0]):
-        return [_add(*entry) for entry in entries]
-    return _add_all(entries, _side_by_side([(_target(entry),) for entry in entries]))
-
-
-def add_apart(entries: Sequence[Owed]) -> list[Tensor]:
-    """`add_`, which leaves each result where it is: it may be a part of a whole bucket's."""
-    if not on_gpu(entries[0][0]):
-        return add_(entries)
-    return _add_all(entries, [_target(entry) for entry in entries])
-
-
-def _target(entry: Owed) -> Tensor:
-    residual, _, _, room = entry
-    return residual if room is None else room
-
-
-def _add_all(entries: Sequence[Owed], into: list[Tensor]) -> list[Tensor]:
-    """`add_` in a few launches for all entries."""
-    apart = [i for i, entry in enumerate(entries) if entry[3] is not None]
-    if apart:
-        torch._foreach_copy_([into[i] for i in apart], [entries[i][0] for i in apart])
-    decays = [decay for _, _, decay, _ in entries]
-    if any(decay != 1 for decay in decays):
-        torch._foreach_mul_(into, decays)
-    torch._foreach_add_(into, [grad for _, grad, _, _ in entries])
-    return into
-
-
-def _add(residual: Tensor, grad: Tensor, decay: float, room: Tensor | None) -> Tensor:
-    into = residual if room is None else room
-    if decay != 1:
-        residual = torch.mul(residual, decay, out=into)
-    return torch.add(residual, grad, out=into)
+        for residual, gradient, factor, room in entries:
+            scaled = residual if factor == 1 else torch.mul(residual, factor, out=room)
+            torch.add(scaled, gradient, out=room)
+        return
+    moved = [(room, residual) for residual, _, _, room in entries if room is not residual]
+    if moved:
+        torch._foreach_copy_([room for room, _ in moved], [residual for _, residual in moved])
+    _, gradients, factors, rooms = zip(*entries, strict=True)
+    if any(factor != 1 for factor in factors):
+        torch._foreach_mul_(rooms, factors)
+    torch._foreach_add_(rooms, gradients)
 
 
 def sub_(entries: Entries) -> list[Tensor]:
@@ -172,25 +153,12 @@ class Workspace:
     copies them.
     """
 
-    __slots__ = ("_buffer", "_room", "_table")
+    __slots__ = ("_buffer", "_table")
 
-    def write_to(self, residual: Tensor, update: Tensor | None) -> None:
-        """The next step leaves the present residual as it is.
-
-        Args:
-            residual: where the next one goes.
-            update: what the step may use as its buffer, which may be the memory of the gradient:
-                that is not needed once it is added to the residual.
-        """
-        self._room = residual
-        if update is not None:
-            self._buffer = update
-
-    @property
-    def room(self) -> Tensor | None:
-        """Where the next residual goes; None: in place of the present one."""
-        room: Tensor | None = getattr(self, "_room", None)
-        return room
+    def lend(self, buffer: Tensor | None) -> None:
+        """The next step may use this as its buffer, such as the memory of the gradient: that is not
+        needed once it is added to the residual."""
+        self._buffer = buffer
 
     def use_seeds_of(self, table: SeedTable | None) -> None:
         """Seeds come from there while a step is captured; None: from the host."""
@@ -216,31 +184,33 @@ class Workspace:
 # On a GPU these layers are one batch, on a CPU each layer is a batch of its own. There a product
 # whose *last* dimension is a rank of two to four is several times slower than one whose first is,
 # and a product of one worker's matrix faster than a batch of one.
-@dataclass(slots=True)
 class Stack:
     """Layers of one shape that are computed together.
 
     Attributes:
         places: where they are in the list that was stacked.
-        matrices: ``[layers, L, n, m]``.
         parts: what was stacked, ``[L, n, m]`` each.
+        matrices: ``[layers, L, n, m]``.
+        alone: ``[layers, n, m]``, where there is one worker.
+        is_view: ``matrices`` are the memory of the parts themselves.
     """
 
-    places: Sequence[int]
-    matrices: Float[Tensor, "layers hosted n m"]
-    parts: Sequence[Float[Tensor, "hosted n m"]]
+    def __init__(self, places: Sequence[int], parts: Sequence[Float[Tensor, "hosted n m"]]) -> None:
+        self.places, self.parts, self.matrices = places, parts, stack_tensors(parts)
+        self.alone = self.matrices[:, 0] if len(parts[0]) == 1 else None
+        self.is_view = self.matrices.data_ptr() == parts[0].data_ptr()
 
-    @property
-    def is_view(self) -> bool:
-        """Are ``matrices`` the memory of the parts themselves?"""
-        return self.matrices.data_ptr() == self.parts[0].data_ptr()
+    def at_present(self) -> Stack:
+        """A stack of what the parts are now."""
+        return self if self.is_view else Stack(self.places, self.parts)
 
 
 def subtract_from_(stacks: Sequence[Stack], products: Sequence[Float[Tensor, "_ _ _ _"]]) -> None:
     """Subtract a product of each layer, ``[layers, L, n, m]``, from the parts, on a GPU in a few
     launches for all; of one that all workers share, L is 1."""
-    if all(len(stack.parts[0]) == 1 and stack.is_view for stack in stacks):
-        torch._foreach_sub_([stack.matrices for stack in stacks], [*products])
+    if all(stack.alone is not None and stack.is_view for stack in stacks):
+        matrices = [stack.alone for stack in stacks if stack.alone is not None]
+        torch._foreach_sub_(matrices, [x[:, 0] for x in products])
         return
     pairs = zip(stacks, products, strict=True)
     sub_([each for stack, x in pairs for each in zip(stack.parts, x.unbind(), strict=True)])
@@ -251,17 +221,13 @@ def stack_alike(
 ) -> list[Stack]:
     """Stacks of the matrices that have the same shape and key, such as a rank."""
     if not on_gpu(matrices[0]):
-        return [Stack([i], matrix[None], [matrix]) for i, matrix in enumerate(matrices)]
+        return [Stack([i], [matrix]) for i, matrix in enumerate(matrices)]
     shapes = tuple((matrix.shape, key) for matrix, key in zip(matrices, keys, strict=True))
-    stacks = []
-    for places in _group_alike(shapes):
-        parts = [matrices[i] for i in places]
-        stacks.append(Stack(places, stack_tensors(parts), parts))
-    return stacks
+    return [Stack(places, [matrices[i] for i in places]) for places in group_alike(shapes)]
 
 
 @lru_cache(maxsize=256)
-def _group_alike(keys: tuple[Hashable, ...]) -> list[list[int]]:
+def group_alike(keys: tuple[Hashable, ...]) -> list[list[int]]:
     """The places of equal keys, in the order of their first ones."""
     groups: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):
@@ -284,6 +250,8 @@ def left_product(
 ) -> Float[Tensor, "hosted layers r n"]:
     """Each worker's ``D Q`` of each layer, transposed."""
     if on_gpu(q):
+        if stack.alone is not None:  # a batch of three dimensions costs the host less
+            return torch.bmm(q, stack.alone.mT)[None]
         return (q[:, None] @ stack.matrices.mT).transpose(0, 1)
     return _by_worker([q[0] @ matrix.mT for matrix in stack.matrices[0].unbind()])
 
@@ -293,6 +261,8 @@ def right_product(
 ) -> Float[Tensor, "hosted layers r m"]:
     """Each worker's ``P^T D`` of each layer."""
     if on_gpu(p):
+        if stack.alone is not None:
+            return torch.bmm(p, stack.alone)[None]
         return (p[:, None] @ stack.matrices).transpose(0, 1)
     return _by_worker([p[0] @ matrix for matrix in stack.matrices[0].unbind()])
 
@@ -306,7 +276,7 @@ def reconstruct(
 ) -> Float[Tensor, "layers n m"]:
     """``P Q^T``; on a CPU in the workspace's buffer."""
     if on_gpu(p):
-        return p.mT @ q
+        return torch.bmm(p.mT, q)
     room = workspace.buffer((p.shape[2], q.shape[2]), q)
     return torch.mm(p[0].mT, q[0], out=room)[None]
 
@@ -339,24 +309,37 @@ def reconstruct_and_subtract_(
     return updates
 
 
-def orthonormalise(stacks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Tensor]:
+Once = Callable[[Hashable, Callable[[], Any]], Any]  # see ``make_once``
+
+
+def make_again(what: Hashable, make: Callable[[], T]) -> T:
+    """An ``Once`` that keeps nothing."""
+    return make()
+
+
+def orthonormalise(
+    stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again
+) -> list[Tensor]:
     """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n, of stacks
     ``[layers, rank, n]``: by Householder QR, or on a GPU by ``in_batches``. It is completed where
     rows are dependent: power iteration never leaves a zero factor, which a zero gradient would
     give."""
     if on_gpu(stacks[0]):
-        return in_batches(stacks)
+        return in_batches(stacks, once)
     return [torch.linalg.qr(rows.mT)[0].mT for rows in stacks]
 
 
-def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]]) -> list[Tensor]:
+def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again) -> list[Tensor]:
     """In few batches without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
     float64. Each matrix is scaled to norm 1, and a tiny identity completes its basis. The shift
     keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
     """
     results: dict[int, Tensor] = {}
-    for ids in choose_batches(tuple(tuple(rows.shape) for rows in stacks)):
-        results.update(zip(ids, _one_batch([stacks[i] for i in ids]), strict=True))
+    shapes = tuple(tuple(rows.shape) for rows in stacks)
+    for ids in choose_batches(shapes):
+        own = tuple(shapes[i] for i in ids)
+        padded = once(("padded", own), partial(Padded, own, stacks[0].device))
+        results.update(zip(ids, padded.orthonormalise([stacks[i] for i in ids]), strict=True))
     return [results[i] for i in range(len(stacks))]
 
 
@@ -384,51 +367,52 @@ def choose_batches(shapes: tuple[tuple[int, int, int], ...]) -> list[list[int]]:
     return found
 
 
-def _one_batch(stacks: Sequence[Tensor]) -> list[Tensor]:
-    shapes = tuple(tuple(rows.shape) for rows in stacks)
-    gather, inverse, tiny, one = _index_padding(shapes, stacks[0].device)
-    flat = torch.cat([*(rows.flatten() for rows in stacks), stacks[0].new_zeros(1)])
-    a = flat.index_select(0, gather.flatten()).view(gather.shape).double()  # [layers, ranks, n]
-    a /= torch.linalg.matrix_norm(a, keepdim=True).clamp_min(1e-300)
-    a.diagonal(dim1=1, dim2=2).add_(tiny)
-    if one is not None:
-        a[:, :, -a.shape[1] :].diagonal(dim1=1, dim2=2).add_(one)
-    for shift in SHIFTS:
-        gram = a @ a.mT
-        if shift:
-            gram.diagonal(dim1=1, dim2=2).add_(shift)
-        factor, _ = torch.linalg.cholesky_ex(gram)
-        a = torch.linalg.solve_triangular(factor, a, upper=False)
-    kept = a.flatten().index_select(0, inverse).to(stacks[0].dtype)
-    pieces = kept.split([rows.numel() for rows in stacks])
-    return [piece.view(rows.shape) for piece, rows in zip(pieces, stacks, strict=True)]
+class Padded:
+    """Room for stacks of several sizes as one batch, ``[layers, ranks, n]``; zeros around them
+    stay. With several ranks a padding row has a 1 in a column of its own, where it is orthogonal to
+    all others."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        self.shapes, self.layers = shapes, [layers for layers, _, _ in shapes]
+        self.ranks, self.n = max(x[1] for x in shapes), max(x[2] for x in shapes)
+        mixed = any(rank < self.ranks for _, rank, _ in shapes)
+        self.tiny: Tensor | float = TINY
+        self.one: Tensor | None = None
+        if mixed:
+            self.tiny, self.one = _diagonals(tuple(shapes), device)
+        width = self.n + self.ranks if mixed else self.n
+        self.room = torch.zeros(
+            (sum(self.layers), self.ranks, width), dtype=torch.float64, device=device
+        )
+        self.places = self._parts(self.room)
+
+    def _parts(self, batch: Tensor) -> list[Tensor]:
+        parts = zip(batch.split(self.layers), self.shapes, strict=True)
+        return [x if x.shape == shape else x[:, : shape[1], : shape[2]] for x, shape in parts]
+
+    def orthonormalise(self, stacks: Sequence[Tensor]) -> list[Tensor]:
+        """See ``in_batches``."""
+        torch._foreach_copy_(self.places, [*stacks])
+        a = self.room / torch.linalg.matrix_norm(self.room, keepdim=True).clamp_min_(1e-300)
+        a.diagonal(dim1=1, dim2=2).add_(self.tiny)
+        if self.one is not None:
+            a[:, :, -self.ranks :].diagonal(dim1=1, dim2=2).add_(self.one)
+        for shift in SHIFTS:
+            gram = torch.bmm(a, a.mT)
+            if shift:
+                gram.diagonal(dim1=1, dim2=2).add_(shift)
+            factor, _ = torch.linalg.cholesky_ex(gram)
+            a = torch.linalg.solve_triangular(factor, a, upper=False)
+        return self._parts(a.to(stacks[0].dtype))
 
 
 @cache_tensors(PLANS)
-def _index_padding(
-    stacks: tuple[tuple[int, int, int], ...], device: torch.device
-) -> tuple[
-    Int32[Tensor, "layers ranks n"],
-    Int32[Tensor, " numbers"],
-    Float[Tensor, "layers ranks"],
-    Float[Tensor, "layers ranks"] | None,
-]:
-    """For matrices laid end to end, with a zero at the end: the index of each number of the padded
-    batch, the inverse, and what is added to the first and to the last diagonal. A padding row has a
-    1 in a column of its own, where it is orthogonal to all others; None without padding rows."""
-    shapes = [(rank, columns) for layers, rank, columns in stacks for _ in range(layers)]
-    ranks, n = (max(sizes) for sizes in zip(*shapes, strict=True))
-    end = sum(rank * columns for rank, columns in shapes)
-    gather = torch.full((len(shapes), ranks, n + ranks), end, dtype=torch.int32)
-    at = 0
-    for i, (rank, columns) in enumerate(shapes):
-        own = torch.arange(at, at + rank * columns, dtype=torch.int32)
-        gather[i, :rank, :columns] = own.view(rank, columns)
-        at += rank * columns
-    inside = gather.flatten() < end
-    inverse = torch.empty(end, dtype=torch.int32)
-    inverse[gather.flatten()[inside].long()] = inside.nonzero().flatten().int()
-    real = torch.tensor([[row < rank for row in range(ranks)] for rank, _ in shapes])
-    tiny = (TINY * real.double()).to(device)
-    one = None if bool(real.all()) else (~real).double().to(device)
-    return gather.to(device), inverse.to(device), tiny, one
+def _diagonals(
+    stacks: tuple[tuple[int, ...], ...], device: torch.device
+) -> tuple[Float[Tensor, "layers ranks"], Float[Tensor, "layers ranks"]]:
+    """What is added to the first and to the last diagonal of a padded batch."""
+    ranks = max(rank for _, rank, _ in stacks)
+    real = torch.tensor(
+        [[row < rank for row in range(ranks)] for layers, rank, _ in stacks for _ in range(layers)]
+    )
+    return (TINY * real.double()).to(device), (~real).double().to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
@@ -101,27 +101,42 @@ class PowerSGD(LowRank):
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
         """Algorithm 1. The deltas are gradients plus residuals."""
-        states = bucket.states
-        starts = [
-            self._warm_start(*layer)
-            for layer in zip(states, bucket.levels, bucket.deltas, strict=True)
+        ranks = bucket.once("ranks", lambda: _ranks(bucket))
+        keys = [*zip(ranks, [state.shard for state in bucket.states], strict=True)]
+        stacks = [
+            stack.at_present()
+            for stack in bucket.of_deltas("stacks", lambda: stack_alike(bucket.deltas, keys))
         ]
-        keys = [(len(q), state.shard) for q, state in zip(starts, states, strict=True)]
-        stacks = stack_alike(bucket.deltas, keys)
-        right = [stack_tensors([starts[i] for i in stack.places]) for stack in stacks]
+        last = bucket.once("last", _Factors)
+        right = self._warm_starts(bucket, stacks, last)
         own = [left_product(q, stack) for q, stack in zip(right, stacks, strict=True)]
-        left = self._mean(own, _shares(stacks, own, bucket), comm)
+        shares = bucket.once("left", lambda: _shares(stacks, own, bucket))
+        left = self._mean(own, shares, comm)
         left = self._orthonormal(left, stacks, bucket, comm)  # each [layers, r, n]
         own = [right_product(p, stack) for p, stack in zip(left, stacks, strict=True)]
         right = self._mean_of_shards(own, stacks, bucket, comm)  # each [layers, r, m]
-        rooms = [states[stack.places[0]] for stack in stacks]
+        rooms = [bucket.states[stack.places[0]] for stack in stacks]
         if bucket.feedback:  # what remains in the deltas is the residual
             products = reconstruct_and_subtract_(stacks, left, right, rooms)
         else:
             products = [reconstruct(*x) for x in zip(left, right, rooms, strict=True)]
-        for state, q in zip(states, unstack(stacks, right), strict=True):
+        last.stacked, last.alone = right, unstack(stacks, right)
+        for state, q in zip(bucket.states, last.alone, strict=True):
             state.q = q
         return unstack(stacks, products)
+
+    def _warm_starts(
+        self, bucket: Bucket, stacks: Sequence[Stack], last: _Factors
+    ) -> list[Float[Tensor, "layers r m"]]:
+        """The right factors of the last step, stacked."""
+        states = bucket.states
+        if last.alone and all(x.q is q for x, q in zip(states, last.alone, strict=True)):
+            return last.stacked  # else a step was undone, or a state loaded
+        starts = [
+            self._warm_start(*layer)
+            for layer in zip(states, bucket.levels, bucket.deltas, strict=True)
+        ]
+        return [stack_tensors([starts[i] for i in stack.places]) for stack in stacks]
 
     def _mean(
         self, factors: Sequence[Tensor], shares: Sequence[Mapping[int, int]], comm: Comm
@@ -139,7 +154,7 @@ class PowerSGD(LowRank):
         factor, which is the same on each, completed or not."""
         shards = [bucket.states[stack.places[0]].shard for stack in stacks]
         if shards[0] is None:
-            return orthonormalise(factors)
+            return orthonormalise(factors, bucket.once)
         counts = [factor.shape[0] * factor.shape[1] for factor in factors]  # of columns
         joined = comm.join_shards(
             [factor.flatten(0, 1).mT.reshape(-1) for factor in factors],  # row by row
@@ -150,7 +165,7 @@ class PowerSGD(LowRank):
             rows.view(-1, count).mT.unflatten(0, factor.shape[:2])
             for rows, count, factor in zip(joined, counts, factors, strict=True)
         ]
-        bases = orthonormalise(whole)
+        bases = orthonormalise(whole, bucket.once)
         return [basis[..., shard.here] for basis, shard in zip(bases, shards, strict=True)]
 
     def _mean_of_shards(
@@ -160,7 +175,8 @@ class PowerSGD(LowRank):
         that the worker sends it once."""
         shard = bucket.states[0].shard
         if shard is None:
-            return self._mean(own, _shares(stacks, own, bucket), comm)
+            shares = bucket.once("right", lambda: _shares(stacks, own, bucket))
+            return self._mean(own, shares, comm)
         sizes = [q[0].numel() for q in own]
         heres = [replace(shard, rows=size).here for size in sizes]
         shares = _shares(stacks, own, bucket, heres)
@@ -170,8 +186,7 @@ class PowerSGD(LowRank):
 
     def _warm_start(self, state: PowerState, level: Level, like: Tensor) -> Tensor:
         """The last step's Q, ``[rank, m]``, with rows dropped, or added as seeded normal noise."""
-        rows = like.shape[1] if state.shard is None else state.shard.rows
-        rank = min(int(level), rows, like.shape[2])
+        rank = _rank(state, level, like)
         forget = self.reset_on_change and state.q is not None and len(state.q) != rank
         last = None if forget else state.q
         return resize_rows(last, rank, like.shape[-1], like, (*state.key, "q"))
@@ -185,6 +200,25 @@ class PowerSGD(LowRank):
         if self.wire != "full":
             return Traffic(floats / 2, floats * 2)
         return Traffic(floats, floats * itemsize)
+
+
+@dataclass
+class _Factors:
+    """Right factors, of each stack and of each layer: parts of one another."""
+
+    stacked: list[Tensor] = field(default_factory=list)
+    alone: list[Tensor] = field(default_factory=list)
+
+
+def _ranks(bucket: Bucket) -> list[int]:
+    layers = zip(bucket.states, bucket.levels, bucket.deltas, strict=True)
+    return [_rank(*layer) for layer in layers]
+
+
+def _rank(state: State, level: Level, like: Tensor) -> int:
+    """The rank of a factor: at most that of the whole matrix."""
+    rows = like.shape[1] if state.shard is None else state.shard.rows
+    return min(int(level), rows, like.shape[2])
 
 
 def _shares(
@@ -271,13 +305,15 @@ class ACPSGD(LowRank):
         )
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stacks]
         for half in range(self.iterations):
+            if half:  # of what the half before has left
+                stacks = [stack.at_present() for stack in stacks]
             lasts = [
                 stack_tensors(
                     [_last_factor(bucket.states[i], ranks[i], rests[i]) for i in x.places]
                 )
                 for x in stacks
             ]
-            bases, own, factors = orthonormalise(lasts), [], []
+            bases, own, factors = orthonormalise(lasts, bucket.once), [], []
             for stack, basis in zip(stacks, bases, strict=True):
                 state = bucket.states[stack.places[0]]
                 new = (right_product if state.is_left else left_product)(basis, stack)

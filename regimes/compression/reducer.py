@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from regimes.collectives.comm import Comm, Riders
 from regimes.collectives.layers import MARKS, NO_LAYER, Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
-from regimes.compression.bucket import Bucket, State
+from regimes.compression.bucket import Bucket
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
@@ -29,16 +30,39 @@ TOGETHER, TOGETHER_ON_GPU = 1 << 22, 1 << 24
 Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows ..."]]
 
 
+@dataclass
+class Plan:
+    """How a bucket is exchanged, until its levels change.
+
+    Attributes:
+        chosen: what it depends on.
+        dense: layers that travel as they are, with their compressors.
+        absent: layers of which no row is here.
+        parts: buckets of one compressor each, in the order in which they are exchanged.
+        compared: all counts have been compared with the formulas.
+    """
+
+    chosen: Any
+    dense: list[tuple[int, Compressor]] = field(default_factory=list)
+    absent: list[int] = field(default_factory=list)
+    parts: list[tuple[Compressor, list[Bucket]]] = field(default_factory=list)
+    compared: bool = False
+
+
 class Reducer:
     """Reduces stacked gradients to updates; owns each layer's ``State``.
 
     Attributes:
         rates: the learning rate of each layer in the step to come, for layers that read it; None:
             they take 1.
+        scale: what the gradients of the step to come were multiplied by.
+        tentative: a step leaves the residuals before it as they are (`Bucket`).
         reads_rates: a compressor reads the rate, or a residual had another unit when it was loaded.
     """
 
     rates: Sequence[float] | None = None
+    scale = 1.0
+    tentative = False
 
     def __init__(
         self,
@@ -51,10 +75,11 @@ class Reducer:
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
         self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}  # of `at`
+        self._plans: dict[tuple[int, ...], Plan] = {}
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.at, self.layers, world)
         first = world.hosted[0]
-        self.states = [
+        self.states: list[Any] = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
         ]
         for layer, state in zip(layers, self.states, strict=True):
@@ -67,7 +92,6 @@ class Reducer:
         gradients: Stacks,
         levels: Sequence[AnyLevel],
         extra: Float[Tensor, "rows ..."] | None = None,
-        states: Sequence[State] | Mapping[int, State] | None = None,
         marks: Float[Tensor, "1 marks"] | None = None,
     ) -> dict[int, Tensor]:
         """All rounds of one bucket; its updates by layer, and the mean of ``extra`` where
@@ -75,78 +99,98 @@ class Reducer:
 
         Args:
             extra: numbers of each worker, such as its losses.
-            states: memories that change instead of this reducer's own.
             marks: numbers of each process, which are not counted.
 
         Where a worker's layers are divided into shards, the mean of ``extra``, ``[L, k]``, is over
         shards, too, and each shard sends its own.
         """
-        memories: Any = self.states if states is None else states
-        self.set_rates(bucket, memories)
-        before = self.traffic_check.before(bucket, gradients, levels)
+        layers = tuple(i for i in bucket if i != NO_LAYER)
+        self.set_rates(layers)
+        plan = self._plan(layers, gradients, levels)
+        check = self.traffic_check
+        before = {} if plan.compared else check.before(layers, gradients, levels)
+        plan.compared = not before
         riders = Riders()
-        alike: dict[int, list[int]] = {}  # by compressor: the layers that it exchanges
-        updates: dict[int, Tensor] = {}
-        for i in bucket:
-            if i == NO_LAYER:
-                if extra is not None:
-                    riders.waiting[i] = extra
-                continue
-            compressor, level = self.at(i, levels[i])
-            if type(compressor) is Dense and memories[i].residual is None:
-                memories[i].step += 1  # the many small layers of a network: no more work than this
+        if extra is not None and len(layers) < len(bucket):
+            riders.waiting[NO_LAYER] = extra
+        for i, compressor in plan.dense:
+            state = self.states[i]
+            if type(compressor) is Dense and state.residual is None:
+                state.step += 1  # most layers of a network: no more work than this
                 riders.waiting[i] = gradients[i]
-                continue
-            absent = not gradients[i].numel() and not compressor.joins_shards
-            if absent and memories[i].shard is not None:
-                updates[i] = gradients[i][0]  # no row of the layer is here
-            elif level == DENSE:
-                riders.waiting[i] = send_whole(compressor, gradients[i], memories[i])
             else:
-                alike.setdefault(id(compressor), []).append(i)
+                riders.waiting[i] = compressor.send_whole(gradients[i], state, self.scale)
         if marks is not None:
             riders.waiting[MARKS] = marks
-        # Between processes, where a collective costs a latency, and on a GPU, where a kernel costs
-        # a launch, layers are exchanged together; else one by one, so that each stays in the cache.
-        together = self.world.lockstep or any(on_gpu(gradients[i]) for i in bucket if i != NO_LAYER)
+        updates = {i: gradients[i][0] for i in plan.absent}
         calls = set[Any]()
-        if not together:
+        if plan.parts and not self._together(layers, gradients):
             Comm(self.world, riders=riders, calls=calls).send_riders()
-        for layers in alike.values():
-            updates |= self._exchange(layers, gradients, levels, memories, riders, calls, together)
+        for compressor, parts in plan.parts:
+            turn = 0
+            for part in parts:
+                comm = Comm(self.world, part.layers, riders=riders, calls=calls, turn=turn)
+                rows = [gradients[i] for i in part.layers]
+                found = exchange_layers(compressor, part, rows, comm, self.scale)
+                updates.update(zip(part.layers, found, strict=True))
+                turn = comm.turn if compressor.one_level else 0
             calls = set()
         Comm(self.world, riders=riders, calls=calls).send_riders()
         for i, mean in riders.means.items():
             updates[i] = mean if i < 0 else mean.view(gradients[i].shape[1:])
-        self.traffic_check.after(before, gradients, levels, memories)
+        if before:
+            check.after(before, gradients, levels, self.states)
         # in the order that was asked for
         return {i: updates[i] for i in (*bucket, MARKS) if i in updates}
 
-    def _exchange(
-        self,
-        layers: Sequence[int],
-        gradients: Stacks,
-        levels: Sequence[AnyLevel],
-        memories: Any,
-        riders: Riders,
-        calls: set[Any],
-        together: bool,
-    ) -> dict[int, Tensor]:
-        """Exchange layers of one compressor; their updates."""
-        updates: dict[int, Tensor] = {}
-        compressor, turn = self.at(layers[0], levels[layers[0]])[0], 0
-        by_layer = not (together or compressor.one_level)
-        parts = [[i] for i in layers] if by_layer else [[*layers]]
-        if compressor.one_level:
-            parts = _at_one_level(layers, gradients, levels)
-        for part in parts:
-            comm = Comm(self.world, part, riders=riders, calls=calls, turn=0 if by_layer else turn)
-            rows, states = [gradients[i] for i in part], [memories[i] for i in part]
-            chosen = [self.at(i, levels[i])[1] for i in part]
-            found = exchange_layers(compressor, part, rows, states, chosen, comm)
-            updates.update(zip(part, found, strict=True))
-            turn = comm.turn
-        return updates
+    def _together(self, layers: Sequence[int], gradients: Stacks) -> bool:
+        """Between processes, where a collective costs a latency, and on a GPU, where a kernel costs
+        a launch, layers are exchanged together; else one by one, so that each stays in the
+        cache."""
+        return self.world.lockstep or any(on_gpu(gradients[i]) for i in layers)
+
+    def _plan(self, layers: tuple[int, ...], gradients: Stacks, levels: Sequence[AnyLevel]) -> Plan:
+        """How these layers are exchanged at their levels."""
+        kinds = [(gradients[i].dtype, on_gpu(gradients[i])) for i in layers[:1]]
+        chosen = [levels[i] for i in layers], kinds, self.tentative
+        plan = self._plans.get(layers)
+        if plan is None or plan.chosen != chosen:
+            plan = self._plans[layers] = self._make_plan(layers, gradients, levels, chosen)
+        return plan
+
+    def _make_plan(
+        self, layers: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel], chosen: Any
+    ) -> Plan:
+        plan, alike = Plan(chosen), dict[int, list[int]]()  # by compressor: its layers
+        for i in layers:
+            compressor, level = self.at(i, levels[i])
+            absent = not gradients[i].numel() and not compressor.joins_shards
+            if type(compressor) is not Dense and absent and self.states[i].shard is not None:
+                plan.absent.append(i)
+            elif type(compressor) is Dense or level == DENSE:
+                plan.dense.append((i, compressor))
+            else:
+                alike.setdefault(id(compressor), []).append(i)
+        for own in alike.values():
+            compressor = self.at(own[0], levels[own[0]])[0]
+            parts = [own]
+            if compressor.one_level:
+                parts = _at_one_level(own, gradients, levels)
+            elif not self._together(layers, gradients):
+                parts = [[i] for i in own]
+            feedback = bool(compressor.error_feedback)
+            buckets = [
+                Bucket(
+                    part,
+                    [self.states[i] for i in part],
+                    [self.at(i, levels[i])[1] for i in part],
+                    feedback,
+                    self.tentative,
+                )
+                for part in parts
+            ]
+            plan.parts.append((compressor, buckets))
+        return plan
 
     def at(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
         """The compressor of a layer at a level, as ``Compressor.at``; "dense" where that would send
@@ -161,12 +205,12 @@ class Reducer:
             self._choices[layer, level] = compressor, DENSE if whole else plain
         return self._choices[layer, level]
 
-    def set_rates(self, bucket: Sequence[int], memories: Any) -> None:
+    def set_rates(self, layers: Sequence[int]) -> None:
         """Set the rate of the step to come in the memories of layers, if any reads it."""
         rates = self.rates
-        for i in bucket if self.reads_rates else ():
-            if rates is not None and i != NO_LAYER:
-                memories[i].rate = rates[i]
+        for i in layers if self.reads_rates else ():
+            if rates is not None:
+                self.states[i].rate = rates[i]
 
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
@@ -188,6 +232,7 @@ class Reducer:
             if layer.name not in shared or layer.name not in residuals:
                 raise ConfigError(f"the checkpoint has no layer {layer.name!r}: another model?")
             state.load_shared_state(shared[layer.name])
+            state.scale = 1.0
             state.residual = residual = residuals[layer.name]
             if residual is None:
                 continue  # a scalar, which has no matrix, never has one
@@ -201,7 +246,6 @@ class Reducer:
 
     def to(self, device: torch.device) -> Reducer:
         """Move all memories."""
-        state: State
         for state in self.states:
             for name, value in vars(state).items():
                 if isinstance(value, Tensor):
@@ -211,26 +255,24 @@ class Reducer:
 
 def exchange_layers(
     compressor: Compressor,
-    layers: Sequence[int],
+    bucket: Bucket,
     gradients: Sequence[Float[Tensor, "hosted ..."]],
-    states: Sequence[State],
-    levels: Sequence[Level],
     comm: Comm,
+    scale: float = 1.0,
 ) -> list[Tensor]:
     """Error feedback around `Compressor.exchange`; the updates, ``[*shape]``.
 
     Gradients are left as they are. A residual survives every change of level. Without error
     feedback at this level it is added to one more gradient; what is not sent of the two is dropped.
     """
-    deltas = compressor.add_residual(gradients, states)
-    for state in states:
+    compressor.add_residual(bucket, gradients, scale)
+    for state in bucket.states:
         state.step += 1
-    bucket = Bucket(layers, deltas, states, levels, bool(compressor.error_feedback))
-    comm.keep(deltas)
+    comm.keep(bucket.deltas)
     updates = compressor.exchange(bucket, comm)
-    _check_updates(compressor, updates, deltas)
-    if not compressor.error_feedback:
-        for state in states:
+    _check_updates(compressor, updates, bucket.deltas)
+    if not bucket.feedback:
+        for state in bucket.states:
             state.residual = None  # of another level: it was added to the delta
     return [x.view(gradient.shape[1:]) for x, gradient in zip(updates, gradients, strict=True)]
 
@@ -254,17 +296,6 @@ def _check_updates(compressor: Compressor, updates: Any, deltas: Sequence[Tensor
 
 def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def send_whole(compressor: Compressor, gradient: Tensor, state: State) -> Tensor:
-    """What a layer sends at "dense": its residual as well, which is then zero."""
-    compressor.before_dense(state)
-    delta = gradient
-    if state.residual is not None:
-        (delta,) = compressor.add_residual([gradient], [state])
-        state.residual = None
-    state.step += 1
-    return delta
 
 
 def _at_one_level(

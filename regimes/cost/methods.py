@@ -156,6 +156,7 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
 
     from regimes.collectives.comm import Comm, Riders
     from regimes.collectives.world import World
+    from regimes.compression.bucket import Bucket
     from regimes.compression.reducer import exchange_layers
 
     chosen, few = make_compressor(method.table), min(workers, FEW)
@@ -164,10 +165,11 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
     state.workers = few
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(1, SIDE, SIDE, generator=generator)
+    bucket = Bucket([0], [state], [method.level], bool(chosen.error_feedback))
     for _ in range(chosen.phases):  # even where a level would send more than so small a layer has
         riders = Riders(waiting={NO_LAYER: torch.zeros(1)})
         comm = Comm(world, [0], riders=riders)
-        exchange_layers(chosen, [0], [gradient], [state], [method.level], comm)
+        exchange_layers(chosen, bucket, [gradient], comm)
         comm.send_riders()
     meter = world.meter.take_counts()
     sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}

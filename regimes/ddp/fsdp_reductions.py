@@ -13,7 +13,7 @@ from torch import Tensor
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Piece
 from regimes.compression.bucket import State
-from regimes.compression.reducer import Reducer, send_whole
+from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, ScatterState
 from regimes.config import DENSE, AnyLevel
 from regimes.ddp.fsdp_groups import Layout, ParameterGroup
@@ -104,12 +104,12 @@ class WholeReduction:
         gradients = {i: x[None] for i, x in zip(layers, whole, strict=True)}
         chosen = {i: reducer.at(i, levels[i]) for i in layers}
         if any(chosen[i][1] != DENSE and reducer.layers[i].compressed for i in layers):
-            means = reducer.reduce(layers, gradients, levels, states=states)
+            means = reducer.reduce(layers, gradients, levels)
             world = reducer.world
             return here.own_row([means[i] for i in layers], world.rank) * world.workers
         owing = any(state.residual is not None for state in states.values())
-        reducer.set_rates(layers, states)
-        sent = [send_whole(chosen[i][0], gradients[i], states[i]) for i in layers]
+        reducer.set_rates(layers)
+        sent = [chosen[i][0].send_whole(gradients[i], states[i], reducer.scale) for i in layers]
         if owing:
             own = [x.view(shape) for x, shape in zip(sent, here.shapes, strict=True)]
             parts.copy_(here.from_parameters(own))

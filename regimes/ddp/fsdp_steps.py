@@ -150,7 +150,6 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.reductions = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
         self._memories = TentativeMemories(reducer)
-        self._states: dict[int, State] = {}
         self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
         self._updates: dict[int, Tensor] = {}
         self.readers, self._due = readers, False  # the step under way is measured
@@ -176,7 +175,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         return super().reduce_scatter(place, output, flat, op, usual)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
-        return self.reductions[place].reduce_module(flat, self.present_levels, self._copy_memory)
+        return self.reductions[place].reduce_module(flat, self.present_levels, self._keep_memory)
 
     def write_output(
         self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]
@@ -210,7 +209,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.forget_step()  # from here on .grad may be the sum of several passes
         if self.source.follow():
             self.follow(self.source.members)
-        self._pass, self._pending, self._states = now, {}, {}
+        self._pass, self._pending, self.memories.kept = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.applied.begin_pass()
         self.loss_scale.begin_pass()
@@ -221,11 +220,15 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.clock.start_step()
         self.run_check()
 
-    def _copy_memory(self, layer: int, scale: float) -> State:
-        """A layer's memory as this pass changes it."""
-        if layer not in self._states:
-            self._states[layer] = self.memories.copy_state(layer, scale * self._scale)
-        return self._states[layer]
+    def _keep_memory(self, layer: int, scale: float) -> State:
+        """A layer's memory, which this pass changes."""
+        state: State = self.reducer.states[layer]
+        self.reducer.scale = scale * self._scale
+        if layer not in self.memories.kept:
+            self.memories.keep([layer])
+            if not self.reducer.compressors[layer].in_place:
+                state.scale = self.reducer.scale
+        return state
 
     def _collect_update(self, place: int) -> None:
         """Add a module's reduced gradient to the step's, once FSDP2 has divided it."""
@@ -251,7 +254,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         with self.clock.count_waiting(self.within):  # a collective, whatever this process has found
             flag = self._combine_flags(torch.stack(self._flags).sum())
         # before the host knows whether the step is finite: ``_judge_last_step`` takes it back
-        self.memories.adopt_states(self._states)
+        self.memories.settle_step()
         self.within.meter.add_counts(
             self.gathered.take_counts()
         )  # of this step: after its first reduce-scatter
@@ -262,7 +265,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         if self.gauges:
             self._show_gauges(flag)
         self._flag, self._pass = _copy_to_host(flag), None
-        self._states, self._updates = {}, {}
+        self._updates = {}
         self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
 

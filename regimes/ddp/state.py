@@ -151,7 +151,6 @@ class StateCodec:
         steps.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         steps.reducer.to(job.world.device)
         steps.load_state_dict(state)
-        steps.scales = [1.0] * len(job.layers)
         steps.restart_unit()
         steps.clock.seconds |= state["seconds"]
         steps.in_unit, steps.finite_in_unit = state["steps"]

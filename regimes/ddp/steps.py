@@ -115,7 +115,7 @@ class HookSteps(UnitSteps, Listener):
         assert step is not None
         # The optimiser skips a step that is not finite: then no layer adopts its residual, which
         # would forget an update that was never applied.
-        unapplied = set(step.states)
+        unapplied: Collection[int] = range(len(step.rows))
         if step.finite:
             unapplied = self.source.unwritten_layers()
         self._last = None

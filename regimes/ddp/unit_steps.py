@@ -140,10 +140,11 @@ class UnitSteps:
         Args:
             arriving: a layer that has its next gradient already.
         """
+        self.memories.drop_step()
         before, applied = self.memories.before, self.applied
         if self._last is None or before is None:
             return
-        cleared = applied.find_cleared(before.layers - applied.stepped, arriving)
+        cleared = applied.find_cleared(before.keys() - applied.stepped, arriving)
         if thrown_away := cleared & applied.known:
             self.undo_step(thrown_away)
         elif cleared and not (applied.stepped or applied.elsewhere) and self.may_warn:
@@ -193,10 +194,6 @@ class UnitSteps:
     def scales(self) -> list[float]:
         """Per layer, the scale of the loss in which its residual is stored."""
         return self.memories.scales
-
-    @scales.setter
-    def scales(self, scales: list[float]) -> None:
-        self.memories.scales = scales
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -3,11 +3,11 @@
 Trainer, hook and local steps use this one; what differs is a value:
 
 - *written*: updates are written over the rows, and a step that is not finite over all of them, so
-  that an optimiser, or its GradScaler, sees what it would see without compression. A transfer
-  changes copies of the compressors' memories, which ``settle_transfer`` adopts (the hook: its
-  caller may skip a step, or throw it away). Otherwise memories change in place, and an error ends
-  the run (the trainer: W simulated workers need no second residual), except those of layers that
-  this process has not used.
+  that an optimiser, or its GradScaler, sees what it would see without compression. What the
+  compressors' memories were is kept, until ``settle_transfer`` knows which layers are stepped (the
+  hook: its caller may skip a step, or throw it away). Otherwise residuals change in place, and an
+  error ends the run (the trainer: W simulated workers need no second residual), except those of
+  layers that this process has not used.
 - *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
   next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
 
@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.layers import MARKS, NO_LAYER
-from regimes.compression.bucket import State
+from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel
 from regimes.exchange.background import Background
@@ -83,7 +83,6 @@ class Transfer:
         extra: numbers that travel with the bucket that has ``NO_LAYER``, ``[rows]`` or ``[rows,
             k]``, such as losses; ``means`` are their means over all workers.
         updates: by layer, ``[*shape]``, of buckets that have come back.
-        states: memories as they will be, of a written exchange; otherwise of unused layers.
         scale: what the loss was multiplied by.
         flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
         marks: by bucket, its layers and the means of the source's marks.
@@ -100,7 +99,6 @@ class Transfer:
     extra: Tensor | None = None
     updates: dict[int, Tensor] = field(default_factory=dict)
     means: Tensor | None = None
-    states: dict[int, State] = field(default_factory=dict)
     scale: float = 1.0
     flags: list[Tensor] = field(default_factory=list)
     marks: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
@@ -142,7 +140,7 @@ class Exchange:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
         background: the thread that exchanges; None: ``finish_transfer`` does.
-        memories: of a written exchange, and of layers that are not used; others change in place.
+        memories: what those of a written exchange, and of layers that are not used, were before.
         copies: by layer, where a row is copied before it is overwritten; None: nowhere.
         transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
@@ -165,6 +163,7 @@ class Exchange:
         self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
         self.background = None if background is None else Background(background)
         self.memories = TentativeMemories(reducer)
+        reducer.tentative = written is not None
         self.written, self.copies = written, copies
         self.transfer: Transfer | None = None
 
@@ -179,6 +178,8 @@ class Exchange:
             return Transfer(levels, [layers])
         if self.background is not None:
             self.background.wait_idle()  # raises the error of an earlier step that has failed
+        self.memories.drop_step()  # where backward has failed
+        self.memories.kept = {}
         self.transfer = Transfer(levels, list(self.buckets))
         return self.transfer
 
@@ -227,7 +228,7 @@ class Exchange:
         self.wait_for_transfers(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states = dict(enumerate(self.reducer.states)) | transfer.states
+            states = self.reducer.states
             _, finite = flag_of_updates(
                 layers, self.reducer.at, transfer.updates, states, transfer.levels
             )
@@ -296,14 +297,14 @@ class Exchange:
             self._exchange_complete(transfer, ())
 
     def settle_transfer(self, unapplied: Collection[int] = ()) -> Transfer:
-        """Adopt the memories of the step under way.
+        """The step under way counts.
 
         Args:
-            unapplied: not of these layers, because the optimiser will not step them.
+            unapplied: not for these layers, because the optimiser will not step them.
         """
         transfer, self.transfer = self.transfer, None
         assert transfer is not None
-        self.memories.adopt_states(transfer.states, {*unapplied, *(transfer.unused or ())})
+        self.memories.settle_step({*unapplied, *(transfer.unused or ())})
         return transfer
 
     def exchange_step(
@@ -356,20 +357,18 @@ class Exchange:
     def _reduce_apart(self, transfer: Transfer, bucket: Sequence[int]) -> None:
         """Exchange one bucket, whose rows stay as they are.
 
-        The memory of a layer that this process has used changes in place. That of another layer
-        changes in a copy: only the exchange tells whether another process has used it. If none has,
-        the copy is dropped, since the layer's weights stay, too.
+        The memory of a layer that this process has used changes in place. That of another layer is
+        kept: only the exchange tells whether another process has used it. If none has, the layer
+        gets its memory back, since its weights stay, too.
         """
-        extra, marks, states = transfer.extra if NO_LAYER in bucket else None, None, None
+        extra, marks = transfer.extra if NO_LAYER in bucket else None, None
         if unused := transfer.unused:
-            copies = {i: self.memories.copy_state(i, 1.0) for i in unused.intersection(bucket)}
-            transfer.states.update(copies)
-            states = dict(enumerate(self.reducer.states)) | copies
+            self.memories.keep(unused.intersection(bucket))
         if transfer.unused is not None and extra is not None and self.world.processes > 1:
             marks = extra.new_ones(1, len(self.reducer.layers))
             for i in transfer.unused:
                 marks[0, i].fill_(0.0)  # a list would have to be copied to a GPU
-        results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, states, marks)
+        results = self.reducer.reduce(bucket, transfer.rows, transfer.levels, extra, marks)
         if extra is not None:
             transfer.means = results.pop(NO_LAYER)
         if marks is not None:
@@ -388,14 +387,19 @@ class Exchange:
         exact = {i: full_precision(row) for i, row in rows.items()}
         compressors = self.reducer.compressors
         shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
-        sent = [] if shown else [finite_flag([*exact.values()])]
-        if not all(compressors[i].propagates_nonfinite for i in bucket):
-            # NaN would spread in some compressors' codes
+        # a flag of its own, unless a process that has none gets NaN in its updates anyway
+        propagates = all(compressors[i].propagates_nonfinite for i in bucket)
+        sent = [] if propagates else [finite_flag([*exact.values()])]
+        if not propagates:  # NaN would spread in some compressors' codes
             fill_if_nonfinite([*exact.values()], sent[0], 0.0)
+        self.memories.keep(bucket)
         for i, row in exact.items():
             if self.copies is not None:  # before the compressor may write to the row's memory
                 self.copies[i].view(row.shape).copy_(row)
-            transfer.states[i] = self.memories.copy_state(i, transfer.scale, row)
+            if not on_gpu(row):
+                free = self.reducer.states[i].residual is not None and compressors[i].in_place
+                self.reducer.states[i].lend(_as_matrix(row) if free else None)
+        self.reducer.scale = transfer.scale
         marks = owner.layer_marks(bucket)
         numbers = [*(flag[None] for flag in sent), *([] if marks is None else [marks])]
         numbers = [number.to(self.world.meter.dtype) for number in numbers]
@@ -403,22 +407,34 @@ class Exchange:
         if numbers:  # of one no copy: on a GPU it is a launch
             extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
             layers = [NO_LAYER, *bucket]
-        updates = self.reducer.reduce(layers, exact, transfer.levels, extra, transfer.states)
+        updates = self.reducer.reduce(layers, exact, transfer.levels, extra)
         means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
         if marks is not None:
             transfer.marks.append((bucket, means[len(sent) :]))
         if shown:
             flag, _ = flag_of_updates(
-                bucket, self.reducer.at, updates, transfer.states, transfer.levels
+                bucket, self.reducer.at, updates, self.reducer.states, transfer.levels
             )
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:
             torch._foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
         if not shown:  # tested as written: float16 may overflow where float32 does not
-            flag = means[0] + finite_flag([full_precision(row) for row in rows.values()])
+            flag = finite_flag([full_precision(row) for row in rows.values()])
+            if sent:
+                flag = flag + means[0]
         # NaN in the gradients, as without compression: a GradScaler then skips the step
         fill_if_nonfinite([*rows.values()], flag, torch.nan)
         transfer.flags.append(flag)
         if not transfer.left:  # here: a static graph's first pass waits for it
             owner.release_gradients()
+
+
+def _as_matrix(rows: Tensor) -> Tensor | None:
+    """The memory of a single row as a matrix; None where it has gaps, or there are several rows."""
+    if len(rows) > 1:
+        return None
+    gradient = rows[0]
+    matrix = gradient.flatten(1) if gradient.ndim > 2 else gradient
+    fits = matrix.is_contiguous() and matrix.data_ptr() == gradient.data_ptr()
+    return matrix if fits else None

@@ -74,9 +74,10 @@ def flag_of_updates(
 
 
 def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
-    """Fill tensors where the flag is not finite. On a GPU the host does not ask whether it is."""
+    """Fill tensors where the flag, 0 or NaN, is not finite. On a GPU the host does not ask whether
+    it is."""
     if on_gpu(flag) and value != value:
-        torch._foreach_add_([*tensors], 0 * flag)  # 0 or NaN, in few launches
+        torch._foreach_add_([*tensors], flag)  # in few launches
         return
     broken = ~flag.isfinite()
     if not on_gpu(flag) and not broken:

@@ -19,6 +19,7 @@ from torch import Tensor
 from regimes.capabilities import COMPRESSED_PARTS
 from regimes.collectives.comm import Comm
 from regimes.collectives.world import World
+from regimes.compression.bucket import Bucket
 from regimes.compression.reducer import exchange_layers
 from regimes.config import DENSE, AnyLevel, Bounded
 from regimes.config.bounds import Count
@@ -132,8 +133,8 @@ class CompressionLossGauge(StridedGauge):
             for state in own:
                 state.residual = None  # else error feedback would add the last measurement's error
             rows, levels = [parts[i][None] for i in layers], [sent for _ in layers]
-            comm = Comm(self.alone, layers)
-            updates = exchange_layers(compressor, layers, rows, own, levels, comm)
+            bucket = Bucket(layers, own, levels, bool(compressor.error_feedback))
+            updates = exchange_layers(compressor, bucket, rows, Comm(self.alone, layers))
             for i, update in zip(layers, updates, strict=True):
                 errors[i] = parts[i] - update
         self.alone.meter.take_counts()

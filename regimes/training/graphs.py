@@ -250,7 +250,7 @@ class Graphs:
         states, reducer = self.reducer.states, self.reducer
         present = [getattr(state, name) for state, name in _tensor_fields(states)]
         _copy_moved(graph.inputs, present)
-        reducer.set_rates(range(len(states)), states)
+        reducer.set_rates(range(len(states)))
         parts = zip(reducer.compressors, states, graph.after, strict=True)
         for i, (compressor, state, after) in enumerate(parts):
             begins = state.residual is None and after["residual"] is not None

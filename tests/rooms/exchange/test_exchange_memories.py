@@ -174,7 +174,7 @@ def test_one_broken_number_fills_its_bucket_and_is_known(
     )
     exchange.add_rows(dict(enumerate(rows)))
     step = exchange.finish_transfer()
-    exchange.settle_transfer(step.states)
+    exchange.settle_transfer(range(len(rows)))
     assert not step.finite
     bucket = next(bucket for bucket in BUCKETS if broken in bucket)
     assert all(rows[i].isnan().all() for i in bucket)

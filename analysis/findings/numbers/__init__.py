@@ -3,6 +3,7 @@
 from ..sources import number_functions
 from . import (
     choices,
+    clocks,
     compressors,
     detection,
     differences,
@@ -25,4 +26,5 @@ NUMBERS = number_functions(
     laws,
     settings,
     choices,
+    clocks,
 )

@@ -1,0 +1,91 @@
+"""Clocks of compressed training, from the losses of ``benchmarks/clocks.jsonl``: numbers for
+templates."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from ..sources import number, record_read
+from ..values import Interval, mean_of
+
+FILES = ("plans_losses.jsonl", "clocks.jsonl")
+
+
+def _losses() -> Mapping[Any, float]:
+    return _read(*(record_read(f"../../benchmarks/{name}") for name in FILES))
+
+
+@functools.cache
+def _read(*files: Any) -> Mapping[Any, float]:
+    from benchmarks.plans import known  # benchmarks are in a checkout alone, as the pages are
+
+    return known(*files)
+
+
+def _clocks() -> Mapping[tuple[str, str, int], Any]:
+    from benchmarks.clocks import all_clocks
+
+    return all_clocks(dict(_losses()))
+
+
+@number
+def clock(size: str, method: str, length: int) -> Interval:
+    """The clock of a method, a value per seed."""
+    return mean_of([*_clocks()[size, method, length]])
+
+
+@number
+def clock_ratio(above: str, below: str, method: str, length: int) -> Interval:
+    """The clock in one setting divided by that in another, geometric mean over seeds."""
+    return _ratio(_clocks()[above, method, length], _clocks()[below, method, length])
+
+
+def _ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
+    from benchmarks.clocks import ratio
+
+    return Interval(*ratio(above, below), len(above))
+
+
+@number
+def clock_share(size: str, method: str, length: int, other: int) -> Interval:
+    """The clock at one length divided by that at another, geometric mean over seeds."""
+    return _ratio(_clocks()[size, method, length], _clocks()[size, method, other])
+
+
+@number
+def clocks_alike() -> dict[str, int]:
+    """How many methods and lengths have a clock with 115 k and with 460 k parameters, and in how
+    many the interval of their ratio lies outside 0.85 to 1.18."""
+    clocks = _clocks()
+    known = {key for key, values in clocks.items() if all(map(math.isfinite, values))}
+    both = [
+        (method, length)
+        for size, method, length in sorted(known)
+        if size == "460k" and ("115k", method, length) in known
+    ]
+    ratios = [clock_ratio("460k", "115k", *one) for one in both]
+    return {"value": len(both), "apart": sum(x.high < 0.85 or x.low > 1.18 for x in ratios)}
+
+
+@number
+def clock_gaps() -> dict[str, float]:
+    """Gaps to dense at 260 k parameters, which no clock was fitted to: the root mean square error
+    of what clocks predict, and of how many."""
+    from benchmarks.clocks import held_out_gaps
+
+    gaps = held_out_gaps(dict(_losses()))
+    known = [gap for gap in gaps if math.isfinite(gap.predicted)]
+    rms = math.sqrt(fmean((gap.predicted - gap.measured) ** 2 for gap in known))
+    return {"value": rms, "n": len(known), "of": len(gaps)}
+
+
+@number
+def clock_table() -> str:
+    """The clock of each method at each length, in four settings."""
+    from benchmarks.clocks import table
+
+    return "\n".join(table(_clocks()))

@@ -31,7 +31,7 @@ Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows 
 
 
 @dataclass
-class Plan:
+class BucketPlan:
     """How a bucket is exchanged, until its levels change.
 
     Attributes:
@@ -75,7 +75,7 @@ class Reducer:
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
         self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}  # of `at`
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple[int, ...], BucketPlan] = {}
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.at, self.layers, world)
         first = world.hosted[0]
@@ -149,7 +149,9 @@ class Reducer:
         cache."""
         return self.world.lockstep or any(on_gpu(gradients[i]) for i in layers)
 
-    def _plan(self, layers: tuple[int, ...], gradients: Stacks, levels: Sequence[AnyLevel]) -> Plan:
+    def _plan(
+        self, layers: tuple[int, ...], gradients: Stacks, levels: Sequence[AnyLevel]
+    ) -> BucketPlan:
         """How these layers are exchanged at their levels."""
         kinds = [(gradients[i].dtype, on_gpu(gradients[i])) for i in layers[:1]]
         chosen = [levels[i] for i in layers], kinds, self.tentative
@@ -160,8 +162,8 @@ class Reducer:
 
     def _make_plan(
         self, layers: Sequence[int], gradients: Stacks, levels: Sequence[AnyLevel], chosen: Any
-    ) -> Plan:
-        plan, alike = Plan(chosen), dict[int, list[int]]()  # by compressor: its layers
+    ) -> BucketPlan:
+        plan, alike = BucketPlan(chosen), dict[int, list[int]]()  # by compressor: its layers
         for i in layers:
             compressor, level = self.at(i, levels[i])
             absent = not gradients[i].numel() and not compressor.joins_shards

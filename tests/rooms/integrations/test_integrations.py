@@ -170,8 +170,8 @@ def test_a_trainer_that_shards_with_fsdp2(trainer: str, tmp_path: Path) -> None:
     assert record.rows[-1]["train_loss"] < record.rows[0]["train_loss"]
     for row, other in zip(record.rows, dense.rows, strict=True):
         sent, plain = row["collectives"]["bytes"], other["collectives"]["bytes"]
-        # 4 bits and a scale for each 64 numbers or less of each parameter group
-        assert 0.14 * plain["scatter"] <= sent["scatter"] <= 0.16 * plain["scatter"]
+        # 4 bits and a scale for each 64 numbers or less of each parameter; vectors as they are
+        assert 0.14 * plain["scatter"] <= sent["scatter"] <= 0.18 * plain["scatter"]
         assert sent["weights"] == plain["weights"]
     if last is None:
         return

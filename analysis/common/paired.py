@@ -13,7 +13,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.console.units import p_text
 from regimes.plotting.looks import Metric
-from regimes.plotting.said import Estimate, Verdict
+from regimes.plotting.said import MeanInterval, Verdict
 from regimes.statistics import correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
@@ -69,11 +69,11 @@ def difference_text(shown: Metric) -> Cell:
 
 
 def verdicts(rows: pd.DataFrame) -> list[Verdict]:
-    """What may be said of each row of `compare`: `Estimate.verdict` of the difference, and only
+    """What may be said of each row of `compare`: `MeanInterval.verdict` of the difference, and only
     where p after correction is below `ALPHA` that it is above or below."""
     found = []
     for row in rows.to_dict("records"):
-        verdict = Estimate.at(row, "difference").verdict()
+        verdict = MeanInterval.at(row, "difference").verdict()
         sure = row["p_holm"] < ALPHA or verdict == "open"
         found.append(verdict if sure else "not shown")
     return found

@@ -13,7 +13,7 @@ import seaborn as sns
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import find_decays, tested_by
 from regimes.plotting.looks import Look, Metric
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, unit_name
 from regimes.statistics import LEAST
@@ -120,8 +120,8 @@ def _named(rows: Sequence[Row]) -> Row:
     return next((row for row in rows if _harm_of(row).is_above(0)), rows[0])
 
 
-def _harm_of(row: Row) -> Estimate:
-    return Estimate.at(row, "harm")
+def _harm_of(row: Row) -> MeanInterval:
+    return MeanInterval.at(row, "harm")
 
 
 def worst(curve: pd.DataFrame, trunk: Record) -> str:

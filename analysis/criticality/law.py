@@ -26,7 +26,7 @@ from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.statistics import are_alike
@@ -273,8 +273,8 @@ def _interval_of(low: float, high: float) -> str:
     return f" [{low:.1f}, {high:.1f}]" if np.isfinite([low, high]).all() else ""
 
 
-def _estimate(exponent: laws.Exponent) -> Estimate:
-    return Estimate(exponent.value, exponent.low, exponent.high, exponent.n)
+def _estimate(exponent: laws.Exponent) -> MeanInterval:
+    return MeanInterval(exponent.value, exponent.low, exponent.high, exponent.n)
 
 
 def answer(each: pd.DataFrame) -> str:

@@ -28,7 +28,7 @@ from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.panels import draw_bands
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 
@@ -86,7 +86,7 @@ def figure(
         style.mark_decays(left, runs[0])
         fig.colorbar(image, ax=left, aspect=12, pad=0.02).set_label("share of seeds")
         ends = agreed.reindex(shares.index)
-        sure = [Estimate.at(row, "kappa").is_above(0) for _, row in ends.iterrows()]
+        sure = [MeanInterval.at(row, "kappa").is_above(0) for _, row in ends.iterrows()]
         _draw_forest(right, ends, sure)
         right.set_xlabel(f"kappa with {reference}\nright: agrees more")
         left.set_title("which epochs each statistic marks", loc="left", pad=13)
@@ -121,7 +121,7 @@ def _draw_forest(ax: Axes, rows: pd.DataFrame, filled: Sequence[bool]) -> None:
 
 def _title(ends: pd.DataFrame, reference: str) -> str:
     """Which statistics are shown to agree with the reference beyond chance."""
-    kappas = {name: Estimate.at(row, "kappa") for name, row in ends.iterrows()}
+    kappas = {name: MeanInterval.at(row, "kappa") for name, row in ends.iterrows()}
     said = [
         f"{name} (kappa {kappa.text('.2f')})" for name, kappa in kappas.items() if kappa.is_above(0)
     ]

@@ -24,7 +24,7 @@ import seaborn as sns
 
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.looks import LOOKS, Metric, style_of
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import (
     add_headline,
     describe_difference,
@@ -174,7 +174,7 @@ def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
     if len(few) < 2 or less is None:
         return write_answer(by_schedule, shown, said)
     _, by_run = summarise_reached([run for runs in few.values() for run in runs])
-    gap = Estimate.at(compare_pair(by_run, "low-in-critical", "high", shown), "difference")
+    gap = MeanInterval.at(compare_pair(by_run, "low-in-critical", "high", shown), "difference")
     low, high = (spoken_name(name, less[0].config) for name in ("low", "high"))
     alone = f"{low} in the shaded epochs alone"
     return describe_difference(alone, f"{high} throughout", gap, shown, beats=True)

@@ -24,7 +24,7 @@ from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.detectors.statistics import measuring_options
 from regimes.errors import LackingError
 from regimes.plotting import style
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
@@ -206,7 +206,7 @@ def _title(pairs: pd.DataFrame) -> str:
     chance."""
     both = pairs[(pairs["a"] == NORM) & (pairs["b"] == EVAL)]
     rows = both if len(both) else pairs[(pairs["a"] == EVAL) & (pairs["b"] == NORM)]
-    kappa = Estimate.at(rows.iloc[0], "kappa")
+    kappa = MeanInterval.at(rows.iloc[0], "kappa")
     if math.isnan(kappa.value):  # one of them marks no epoch, or all
         return "Do gradient norm and Hessian eigenvalue mark the same epochs?"
     size = f"kappa {kappa.text('.2f')} (0: by chance, 1: always)"
@@ -244,7 +244,7 @@ def _words(
 
 def _spread(row: pd.Series, column: str) -> str:
     """The mean with its interval; "none" where no seed has a value."""
-    found = Estimate.at(row, column)
+    found = MeanInterval.at(row, column)
     return "none" if math.isnan(found.value) else found.text(".2f")
 
 

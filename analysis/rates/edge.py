@@ -25,7 +25,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 
@@ -156,9 +156,9 @@ def figure(runs: Sequence[Record]) -> style.Drawing:
 def _title(by_epoch: pd.DataFrame, limit: float) -> str:
     """Which arm first trains near the edge, and where dense is then."""
     by_seed = by_epoch.groupby(["rate", "arm", "seed"], as_index=False)["product"].mean()
-    means: dict[Any, Estimate] = {}  # by rate and arm
+    means: dict[Any, MeanInterval] = {}  # by rate and arm
     for key, values in by_seed.groupby(["rate", "arm"]):
-        means[key] = Estimate.of(values["product"].to_list())
+        means[key] = MeanInterval.of(values["product"].to_list())
     arms = {key: mean for key, mean in means.items() if key[1] != "dense"}
     near = [key for key, mean in arms.items() if mean.value >= NEAR * limit]
     if not near:

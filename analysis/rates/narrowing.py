@@ -30,7 +30,7 @@ from regimes.console.tables import Table
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.statistics import p_value
@@ -221,7 +221,7 @@ def _title(rows: pd.DataFrame) -> str:
     """Where rank 1's range ends, of dense's, in the first window and the last."""
     part = rows[rows["limit"] == LOSSES[0]]
     first, last = part.iloc[0], part.iloc[-1]
-    early, late = (Estimate.at(row, "ratio") for row in (first, last))
+    early, late = (MeanInterval.at(row, "ratio") for row in (first, last))
     if not early.n or not late.n:
         return "Where does rank 1's range of usable learning rates end, of dense's?"
     said = (

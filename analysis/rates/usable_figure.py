@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from regimes.console.tables import Table
 from regimes.plotting import canvas, style
 from regimes.plotting.looks import find_metric, styles_of
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 
 from ..common import markov
@@ -179,7 +179,7 @@ def _title(rows: pd.DataFrame) -> str:
     with_ends = known[np.isfinite(known["of_dense_ci_high"])]
     known = known if with_ends.empty else with_ends
     row = known.loc[known["of_dense"].idxmin()]
-    end = Estimate.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds
+    end = MeanInterval.at(row.drop("n", errors="ignore"), "of_dense")  # n is of all seeds
     said = f"{row['arm']} ends at {end.numbers('.2f')} of dense's"
     if end.verdict(1) == "open":
         return f"Open whether compression narrows the usable learning rates: {said}, no interval"

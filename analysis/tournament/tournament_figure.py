@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from regimes.console.units import format_quantity
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 
 from ..common import markov, names
@@ -169,7 +169,7 @@ def _title(against: pd.DataFrame, shown: Metric, control: str) -> str:
     """Which arms are better than the control at their floats, after correction."""
     sign = -1 if shown.lower else 1
     if len(against) and {*verdicts(against)} == {"open"}:
-        seeds = Estimate.at(against.iloc[0], "difference").seeds
+        seeds = MeanInterval.at(against.iloc[0], "difference").seeds
         return (
             f"Open whether a schedule of {len(against)} beats {control} with as many floats{seeds}"
         )

@@ -31,7 +31,7 @@ from regimes.detectors.baselines import place_windows
 from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
 from regimes.records.earlier import as_present
@@ -168,7 +168,7 @@ def _title(rows: pd.DataFrame, metric: Metric) -> str:
         if row["schedule"] not in ("yoked first", "yoked last"):
             continue
         when = row["schedule"].replace("yoked", "in the")
-        gap = Estimate.at(row, "difference")
+        gap = MeanInterval.at(row, "difference")
         said.append(f"{when} epochs: {gap.text(f'+.{metric.digits}f')}")
     if not said:
         return "Does it matter where ACCORDION spends its floats?"

@@ -20,7 +20,7 @@ import pandas as pd
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
 from regimes.cost import evidence
-from regimes.cost.job import USUAL, Job
+from regimes.cost.job import USUAL, DataParallelJob
 from regimes.cost.methods import Method, methods_work, seconds_by_bandwidth
 from regimes.network import Network, Work, crossing_bandwidth
 
@@ -40,7 +40,7 @@ def recommend_method(steps: Steps, limits: Sequence[float], bandwidth: float) ->
     return steps[sum(bandwidth < limit for limit in limits)][0]
 
 
-def list_candidates(job: Job, methods: Iterable[Method]) -> Steps:
+def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
     """The harmless methods, in the order of what they keep, without those that no bandwidth makes
     faster than all before them. Whatever the link: they are judged without its latency."""
     steps = [(method, step) for method, step in methods_work(job, methods) if _harmless(method)]
@@ -61,7 +61,7 @@ def _harmless(method: Method) -> bool:
     return method.verdict == evidence.HARMLESS
 
 
-def find_thresholds(job: Job, steps: Steps) -> list[float]:
+def find_thresholds(job: DataParallelJob, steps: Steps) -> list[float]:
     """The bandwidths below which the advice goes on from each method but the last, falling."""
     curves = [seconds_by_bandwidth(job, step) for _, step in steps]
     limits: list[float] = []
@@ -79,7 +79,7 @@ def find_thresholds(job: Job, steps: Steps) -> list[float]:
     return limits
 
 
-def write_advice(job: Job, methods: Sequence[Method], frame: pd.DataFrame) -> str:
+def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.DataFrame) -> str:
     """What to try, why, where its loss was measured, and what is faster, with what is known of it.
 
     Args:
@@ -130,7 +130,7 @@ def _describe_measurement(row: Any) -> str:
     )
 
 
-def tabulate_losses(job: Job, methods: Sequence[Method]) -> Table:
+def tabulate_losses(job: DataParallelJob, methods: Sequence[Method]) -> Table:
     """What was measured of each method's loss, and how far that is from the job."""
     lines: list[Sequence[str]] = []
     for method, _ in methods_work(job, methods)[1:]:

@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Harm:
+class AddedLoss:
     """What a method added to the final loss in one setting: mean and 95 % interval over seeds;
     above 0 is worse."""
 
@@ -71,14 +71,14 @@ class Harm:
 
 
 @functools.cache
-def read_harms() -> Mapping[str, tuple[Harm, ...]]:
+def read_harms() -> Mapping[str, tuple[AddedLoss, ...]]:
     """The measurements of each method, as ``--methods`` spells it."""
-    harms: dict[str, list[Harm]] = {}
+    harms: dict[str, list[AddedLoss]] = {}
     for table in read_tables(FILE).values():
         values = table.pop("harm")
         setting = Setting(**table)
         for method, numbers in values.items():
-            harms.setdefault(method, []).append(Harm(setting, *map(float, numbers)))
+            harms.setdefault(method, []).append(AddedLoss(setting, *map(float, numbers)))
     return {method: tuple(values) for method, values in harms.items()}
 
 
@@ -96,12 +96,12 @@ def worst_verdict(method: str) -> str:
     return next((x for x in (HARMFUL, OPEN, HARMLESS) if x in verdicts), UNKNOWN)
 
 
-def deciding_harm(method: str, item: str) -> Harm | None:
+def deciding_harm(method: str, item: str) -> AddedLoss | None:
     """The measurement to show: of those with the method's verdict one on the same kind of data
     where there is one, of the largest model."""
     harms = [x for x in read_harms().get(method, ()) if x.verdict == worst_verdict(method)]
 
-    def nearness(harm: Harm) -> tuple[bool, int]:
+    def nearness(harm: AddedLoss) -> tuple[bool, int]:
         return harm.setting.item == item, harm.setting.parameters
 
     return max(harms, key=nearness, default=None)

@@ -19,7 +19,7 @@ from regimes.cost.advice import tabulate_losses, write_advice
 from regimes.cost.job import (
     BETWEEN,
     WITHIN,
-    Job,
+    DataParallelJob,
     Priced,
     check_counts,
     memory_of_step,
@@ -56,7 +56,7 @@ COMPRESSION = {
 HEADS = ("", "compress", "network", "hidden", "step", "a day", "× dense", "pays below")
 
 
-def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
+def make_job(options: JobOptions, algorithm: str = FASTEST) -> DataParallelJob:
     """The job that the options describe.
 
     Raises:
@@ -78,7 +78,7 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> Job:
         require(good, "--items", options.items, f"at least 1, at most {ITEMS:g}")
     _refuse_idle(options, model)
     compute, memory, priced = _device(options, model)
-    return Job(
+    return DataParallelJob(
         model,
         compute,
         memory,
@@ -208,7 +208,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     return frame
 
 
-def _describe_job(planned: Job) -> str:
+def _describe_job(planned: DataParallelJob) -> str:
     """The job in a sentence: model, replicas, links, step.
 
     It is the first line of the table and the figure's caption.
@@ -227,7 +227,7 @@ def _describe_job(planned: Job) -> str:
     )
 
 
-def _format_table(frame: pd.DataFrame, planned: Job) -> Table:
+def _format_table(frame: pd.DataFrame, planned: DataParallelJob) -> Table:
     """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link, of one
     node on a device's."""
     lines: list[Sequence[str]] = []
@@ -256,7 +256,7 @@ def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _json(options: JobOptions, planned: Job, frame: pd.DataFrame, sentence: str) -> str:
+def _json(options: JobOptions, planned: DataParallelJob, frame: pd.DataFrame, sentence: str) -> str:
     """The job, one object per method and the advice; numbers that are infinite or unknown as
     null."""
     rows = [

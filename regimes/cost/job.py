@@ -132,7 +132,7 @@ def parse_seconds(given: str | float, name: str = "--step", longest: float = LON
 
 
 @dataclass(frozen=True)
-class Job:
+class DataParallelJob:
     """A data-parallel job.
 
     Attributes:
@@ -180,7 +180,7 @@ class Job:
         """Parts of the gradient that are reduced during the backward pass."""
         return max(1, round(self.model.size * self.itemsize / self.bucket))
 
-    def at(self, bandwidth: Values) -> Job:
+    def at(self, bandwidth: Values) -> DataParallelJob:
         """The same job with another slow link."""
         link = Network(bandwidth, self.link.latency)
         return replace(self, between=link) if self.nodes > 1 else replace(self, within=link)

@@ -23,7 +23,7 @@ from regimes.compression.traffic import name_whole_layers
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
 from regimes.cost import evidence
-from regimes.cost.job import Job
+from regimes.cost.job import DataParallelJob
 from regimes.errors import ConfigError, require
 from regimes.network import Work, crossing_bandwidth
 
@@ -66,7 +66,7 @@ class Method:
         """What was measured of its loss, see `evidence`."""
         return evidence.worst_verdict(self._spelt)
 
-    def harm(self, item: str) -> evidence.Harm | None:
+    def harm(self, item: str) -> evidence.AddedLoss | None:
         """The measurement that decides the verdict, as `evidence.deciding_harm`."""
         return evidence.deciding_harm(self._spelt, item)
 
@@ -120,7 +120,7 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
 # -- the work of a step ----------------------------------------------------------------------
 
 
-def method_work(job: Job, method: Method) -> Work:
+def method_work(job: DataParallelJob, method: Method) -> Work:
     """The mean step of one replica."""
     layers, itemsize = job.model.layers, job.itemsize
     chosen, level, workers = make_compressor(method.table), method.level, job.replicas
@@ -138,7 +138,7 @@ def method_work(job: Job, method: Method) -> Work:
     return once.every(method.period)
 
 
-def describe_whole_layers(job: Job, methods: Iterable[Method]) -> list[str]:
+def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> list[str]:
     """A sentence for each method that sends layers whole."""
     sentences = []
     for method in methods:
@@ -185,7 +185,7 @@ def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[s
 # -- tables ----------------------------------------------------------------------------------
 
 
-def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
+def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.DataFrame:
     """One row per method, the dense one first.
 
     Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
@@ -226,7 +226,7 @@ def tabulate_methods(job: Job, methods: Iterable[Method]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _measured(job: Job, method: Method) -> dict[str, Any]:
+def _measured(job: DataParallelJob, method: Method) -> dict[str, Any]:
     """What is known of a method's loss."""
     harm = method.harm(job.model.item)
     if harm is None:
@@ -245,7 +245,7 @@ def _measured(job: Job, method: Method) -> dict[str, Any]:
     }
 
 
-def methods_work(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
+def methods_work(job: DataParallelJob, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
     """The step of each method, the dense one first; of several with one label, the first."""
     every: dict[str, Method] = {}
     for method in (parse_method(DENSE), *methods):
@@ -253,12 +253,14 @@ def methods_work(job: Job, methods: Iterable[Method]) -> list[tuple[Method, Work
     return [(method, method_work(job, method)) for method in every.values()]
 
 
-def seconds_by_bandwidth(job: Job, step: Work) -> Any:
+def seconds_by_bandwidth(job: DataParallelJob, step: Work) -> Any:
     """Seconds as a function of the slow link's bandwidth."""
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
 
-def tabulate_curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray) -> pd.DataFrame:
+def tabulate_curves(
+    job: DataParallelJob, methods: Iterable[Method], bandwidths: np.ndarray
+) -> pd.DataFrame:
     """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
     frames = []
     for method, step in methods_work(job, methods):
@@ -268,7 +270,7 @@ def tabulate_curves(job: Job, methods: Iterable[Method], bandwidths: np.ndarray)
     return pd.concat(frames, ignore_index=True)
 
 
-def usual_methods(job: Job) -> Sequence[Method]:
+def usual_methods(job: DataParallelJob) -> Sequence[Method]:
     """The methods of a table by default. With a gradient in half precision a cast is left out."""
     return [
         parse_method(text)

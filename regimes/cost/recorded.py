@@ -1,4 +1,4 @@
-"""A recorded run as a `Job`, so that its report says what other methods would take."""
+"""A recorded run as a `DataParallelJob`, so that its report says what other methods would take."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from regimes.collectives.layers import Layer
 from regimes.compression import REGISTRY
 from regimes.config import DENSE, as_level
 from regimes.cost.cases import recorded_work, trained_rows, uniform_level
-from regimes.cost.job import Job, memory_of_step
+from regimes.cost.job import DataParallelJob, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, tabulate_methods, usual_methods
 from regimes.cost.models import Model
 from regimes.network import Network
 from regimes.records import Record
 
 
-def _job_of(run: Record, network: Network) -> Job:
+def _job_of(run: Record, network: Network) -> DataParallelJob:
     """The run's model and seconds of compute, one replica for each of its workers, each with a link
     of its own. The speed of the memory is the one at which its own compressor took the seconds that
     are recorded; without compression `job.memory_of_step` of its seconds of compute.
@@ -30,7 +30,7 @@ def _job_of(run: Record, network: Network) -> Job:
     model = Model(str(run.config.get("model", {}).get("name", "the model")), layers)
     compute = statistics.median(work.compute for _, work in recorded_work(run))
     speeds = list(_speeds(run, sum(layer.size for layer in layers if layer.compressed)))
-    return Job(
+    return DataParallelJob(
         model,
         compute=compute,
         memory=statistics.median(speeds) if speeds else memory_of_step(model.size, compute),

@@ -16,7 +16,7 @@ from jaxtyping import Int64, UInt8
 
 from regimes import inputs
 from regimes.data.cache import UNREADABLE, cache_root, load_arrays, store_arrays
-from regimes.data.image_split import SPLIT_NAMES, Place, plain_places, split_places
+from regimes.data.image_split import SPLIT_NAMES, ImagePlace, plain_places, split_places
 from regimes.data.tree import SPLITS, check_size, find_images, subfolders, unpack_images
 from regimes.errors import DataError, require
 
@@ -37,10 +37,10 @@ class Arrays(NamedTuple):
     classes: tuple[str, ...]
 
 
-class Picture(NamedTuple):
+class DecodedImage(NamedTuple):
     """A decoded image and its place in the data set."""
 
-    place: Place
+    place: ImagePlace
     pixels: UInt8[np.ndarray, "h w c"]  # one channel, or three
 
 
@@ -113,7 +113,7 @@ def _read_pictures(path: Path, resize: int | None, test_share: float | None, see
         places = places or plain_places(files, root, test_share, seed)
         order = sorted(places, key=lambda name: (places[name], name))
         pixels = _decode_files([(name, files[name]) for name in order], resize)
-        pictures = [Picture(places[n], one) for n, one in zip(order, pixels, strict=True)]
+        pictures = [DecodedImage(places[n], one) for n, one in zip(order, pixels, strict=True)]
         return _assemble_arrays(pictures, root)
 
 
@@ -161,7 +161,7 @@ def _decode_pixels(name: str, file: Path, size: int | None) -> UInt8[np.ndarray,
         raise DataError(f"{name} cannot be decoded as an image ({error}).") from error
 
 
-def _assemble_arrays(pictures: list[Picture], root: Path) -> Arrays:
+def _assemble_arrays(pictures: list[DecodedImage], root: Path) -> Arrays:
     parts = {split: [p for p in pictures if p.place.split == split] for split in SPLITS}
     for split, part in parts.items():
         if not part:
@@ -190,7 +190,7 @@ def _assemble_arrays(pictures: list[Picture], root: Path) -> Arrays:
 
 
 def _stack_arrays(
-    pictures: list[Picture], classes: tuple[str, ...], channels: int
+    pictures: list[DecodedImage], classes: tuple[str, ...], channels: int
 ) -> tuple[UInt8[np.ndarray, "n c h w"], Int64[np.ndarray, " n"]]:
     """Contiguous arrays; in a set with colour, grey images get three equal channels."""
     labels = np.array([classes.index(p.place.label) for p in pictures], dtype=np.int64)

@@ -20,7 +20,7 @@ TEST_SHARE = 0.2
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
-class Place(NamedTuple):
+class ImagePlace(NamedTuple):
     """Where an image stands in the data set."""
 
     split: str
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     name: str  # from the split or the class on
 
 
-def split_places(names: Iterable[str], nested: bool) -> dict[str, Place]:
+def split_places(names: Iterable[str], nested: bool) -> dict[str, ImagePlace]:
     """The places of the images below ``train/<class>/`` and ``test/<class>/``, by name.
 
     Args:
@@ -39,13 +39,13 @@ def split_places(names: Iterable[str], nested: bool) -> dict[str, Place]:
         parts = name.split("/")
         start = next((i for i, part in enumerate(parts) if part in SPLITS), len(parts))
         if len(parts) >= start + 3 and (nested or start == 0):
-            places[name] = Place(parts[start], parts[start + 1], "/".join(parts[start:]))
+            places[name] = ImagePlace(parts[start], parts[start + 1], "/".join(parts[start:]))
     return places
 
 
 def plain_places(
     names: Collection[str], root: Path, test_share: float | None, seed: int
-) -> dict[str, Place]:
+) -> dict[str, ImagePlace]:
     """The place of each image of a plain tree, by name; folders that hold all images are no class.
 
     Raises:
@@ -87,7 +87,7 @@ def plain_places(
     for label, members in classes.items():
         tests = min(max(1, round((test_share or TEST_SHARE) * len(members))), len(members) - 1)
         for i, name in enumerate(sorted(members, key=lambda name: _hash(seed, below[name]))):
-            places[name] = Place("test" if i < tests else "train", label, below[name])
+            places[name] = ImagePlace("test" if i < tests else "train", label, below[name])
     return places
 
 

@@ -33,7 +33,7 @@ from regimes.data.tokens import Split
 from regimes.data.windows import (
     Layout,
     Streams,
-    Windows,
+    TokenWindows,
     count_windows,
     cover_text,
     cut_streams,
@@ -111,14 +111,14 @@ class TextTask:
 
     def batches(
         self, config: RunConfig, device: torch.device, dtype: torch.dtype
-    ) -> Streams | Windows:
+    ) -> Streams | TokenWindows:
         ids, data = self.corpus.train.to(device), config.data
         sizes = {"workers": config.workers, "batch_size": config.batch_size}
         common: dict[str, Any] = {**sizes, "dtype": dtype, "drop_last": data.drop_last}
         if self.layout == "streams":
             return Streams(ids.long(), self.sequence, **common)
         order: dict[str, Any] = {"seed": config.seed, "reshuffle": data.reshuffle}
-        return Windows(ids, self.sequence, self.layout, **order, **common)
+        return TokenWindows(ids, self.sequence, self.layout, **order, **common)
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
         return {"perplexity": _perplexity(loss)} if self.metric == BITS else {}
@@ -169,14 +169,16 @@ class TextTask:
         own = itertools.islice(batches, evaluators.rank, None, evaluators.processes)
         yield from zip(task.own_batches(evaluators), own, strict=False)
 
-    def probe(self, batches: Streams | Windows, world: World, size: int, batch: int) -> list[Batch]:
+    def probe(
+        self, batches: Streams | TokenWindows, world: World, size: int, batch: int
+    ) -> list[Batch]:
         """Windows of ``data.sequence`` tokens at equal distances over the training text."""
         count, source = self._windows(), f"the training text in windows of {self.sequence} tokens"
         own = task.probe_share(world, size, batch, count, source)
         return self._take((torch.arange(size) * count // size)[own], batch, batches)
 
     def samples(
-        self, batches: Streams | Windows, seed: int, epoch: int, count: int, batch: int
+        self, batches: Streams | TokenWindows, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
         """Windows of ``data.sequence`` tokens that do not overlap."""
         what = f"windows of {self.sequence} tokens"
@@ -187,7 +189,7 @@ class TextTask:
         return count_windows(self.corpus.train, self.sequence)
 
     def _take(
-        self, windows: Int64[Tensor, " n"], batch: int, batches: Streams | Windows
+        self, windows: Int64[Tensor, " n"], batch: int, batches: Streams | TokenWindows
     ) -> list[Batch]:
         firsts = (windows * self.sequence).to(batches.device)
         return task.split_batches(*take_windows(batches.ids, firsts, self.sequence), batch)

@@ -81,7 +81,7 @@ class Streams(task.Batches):
 
 
 @dataclass(eq=False)
-class Windows(task.Shuffled):
+class TokenWindows(task.Shuffled):
     """Windows of ``sequence`` tokens, each read from an empty context, n = (tokens - 1) //
     ``sequence`` of them in an epoch.
 

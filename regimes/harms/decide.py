@@ -69,7 +69,7 @@ Harms = Mapping[Run, float]  # of each pulse that was run, by seed; of a trunk 0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PulseVerdict:
     """What the harms of one pulse say.
 
     Attributes:
@@ -89,7 +89,7 @@ class Verdict:
     needed: int | None
 
 
-def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Verdict:
+def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> PulseVerdict:
     """Judge the harms of one pulse, one number per seed. An infinite one is a training that broke.
 
     Args:
@@ -103,10 +103,10 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Ve
     """
     n = len(harms)
     if any(math.isinf(x) for x in harms):
-        return Verdict("harmful", math.inf, math.inf, math.inf, n, n)
+        return PulseVerdict("harmful", math.inf, math.inf, math.inf, n, n)
     if n < LEAST:
         mean = float(np.mean(harms)) if n else math.nan
-        return Verdict("open", mean, math.nan, math.nan, n, None)
+        return PulseVerdict("open", mean, math.nan, math.nan, n, None)
     mean, spread = float(np.mean(harms)), max(float(np.std(harms, ddof=1)), grain / math.sqrt(6))
     half = half_width(spread, n)
     call: Call = "open"
@@ -115,7 +115,7 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Ve
     elif mean - half > 0 and mean > margin:
         call = "harmful"
     needed = n if call != "open" else seeds_needed(mean, spread, margin, n)
-    return Verdict(call, mean, mean - half, mean + half, n, needed)
+    return PulseVerdict(call, mean, mean - half, mean + half, n, needed)
 
 
 def half_width(spread: float, n: int) -> float:
@@ -200,13 +200,13 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Known:
+class HarmEvidence:
     """What a search knows: rules, and the harms so far."""
 
     rules: Rules
     harms: Harms
 
-    def of(self, pulse: Pulse) -> Verdict:
+    def of(self, pulse: Pulse) -> PulseVerdict:
         """The verdict on a pulse."""
         values = [harm for (own, _), harm in _sorted_runs(self.harms) if own == pulse]
         return judge_harms(values, self.rules.margin, self.rules.grain)
@@ -320,7 +320,7 @@ def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
 # -- what next -------------------------------------------------------------------------------
 
 
-def next_round(known: Known, left: Left, slots: int = 1) -> list[Run]:
+def next_round(known: HarmEvidence, left: Left, slots: int = 1) -> list[Run]:
     """The runs that tell most, a trunk before its pulses; [] where all is resolved, or the budget
     is over.
 
@@ -346,7 +346,7 @@ def parts_within(rules: Rules, left: Left) -> int:
     """How many coarse windows a budget has time for: as many as ``rules.parts`` if `LEAST` seeds
     of all take at most half of it, else fewer, at least 2."""
     for parts in range(rules.parts, 2, -1):
-        known = Known(replace(rules, parts=parts), {})
+        known = HarmEvidence(replace(rules, parts=parts), {})
         if (
             known.cost(_missing_of_coarse(known)) <= left.units / 2
             and len(_missing_of_coarse(known)) <= left.runs / 2
@@ -355,7 +355,7 @@ def parts_within(rules: Rules, left: Left) -> int:
     return min(2, rules.parts)
 
 
-def _missing_of_coarse(known: Known) -> list[Run]:
+def _missing_of_coarse(known: HarmEvidence) -> list[Run]:
     """What is missing of the coarse windows, seed by seed."""
     wanted: list[Run] = []
     for seed in range(LEAST):
@@ -366,7 +366,7 @@ def _missing_of_coarse(known: Known) -> list[Run]:
     return [run for run in wanted if run not in known.harms and run[0] not in broken]
 
 
-def _first_within(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
+def _first_within(known: HarmEvidence, runs: Sequence[Run], left: Left) -> list[Run]:
     """The first of these runs that fit into a budget."""
     fitting: list[Run] = []
     for run in runs:
@@ -378,7 +378,7 @@ def _first_within(known: Known, runs: Sequence[Run], left: Left) -> list[Run]:
     return fitting
 
 
-def _actions(known: Known, left: Left) -> list[list[Run]]:
+def _actions(known: HarmEvidence, left: Left) -> list[list[Run]]:
     """What could be done, each the runs that it takes, the one first that resolves the most units
     for its cost."""
     rated: list[tuple[float, list[Run]]] = []
@@ -403,7 +403,7 @@ def _actions(known: Known, left: Left) -> list[list[Run]]:
     return [runs for _, runs in sorted(rated, key=lambda action: action[0])]
 
 
-def _more_seeds(known: Known, left: Left, slots: int) -> list[Run]:
+def _more_seeds(known: HarmEvidence, left: Left, slots: int) -> list[Run]:
     """Half as many seeds again of the open windows, of those with the fewest first: what no
     expected number of seeds decides, others than these may, and the budget is there for it."""
     windows = [pulse for arm in known.rules.arms for pulse in known.windows(arm)]
@@ -420,7 +420,7 @@ def _more_seeds(known: Known, left: Left, slots: int) -> list[Run]:
     return chosen
 
 
-def _deciding(known: Known, pulse: Pulse, left: Left) -> tuple[float, list[Run]] | None:
+def _deciding(known: HarmEvidence, pulse: Pulse, left: Left) -> tuple[float, list[Run]] | None:
     """The next runs of an open pulse, and the cost of all that it needs for each of its units;
     None where the budget has no room for these."""
     found = known.of(pulse)

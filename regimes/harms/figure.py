@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 
-from regimes.harms.decide import WORDS, Call, Known
+from regimes.harms.decide import WORDS, Call, HarmEvidence
 from regimes.plotting import style
 from regimes.statistics import LEAST
 
@@ -29,7 +29,7 @@ MOST_ARMS = 6  # panels of a figure
 
 
 def draw_harm(
-    known: Known, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
+    known: HarmEvidence, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
 ) -> style.Shown:
     """A panel for each arm, and the learning rate below where it is known.
 
@@ -67,7 +67,7 @@ def draw_harm(
     return fig
 
 
-def _draw_harms(ax: Axes, known: Known, arm: str) -> None:
+def _draw_harms(ax: Axes, known: HarmEvidence, arm: str) -> None:
     """Each window as a line over its units, at its mean harm, with the interval."""
     margin = known.rules.margin
     ax.axhline(0, color="#949494", linewidth=0.8)

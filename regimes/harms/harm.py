@@ -19,7 +19,7 @@ from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk
 from regimes.harms.records import Records
 from regimes.harms.result import Harm
 from regimes.harms.search import Show
-from regimes.launch.budgeted import Budget
+from regimes.launch.budgeted import SearchBudget
 from regimes.launch.subject import read_subject
 from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
@@ -89,7 +89,7 @@ def harm(
         read_launch().count == 1, "harm", "under a launcher", "one process, which starts the runs"
     )
     words = [pulse] if isinstance(pulse, str) else [*pulse]
-    budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
+    budget = SearchBudget(10.0 if minutes is None and runs is None else minutes, runs)
     out = record_folder(out)
     if units is not None:
         require(callable(what), "units", units, "none, unless a function trains")

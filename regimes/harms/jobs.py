@@ -19,7 +19,7 @@ from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
 from regimes.harms.search import Facts, Search, Show, result_of
 from regimes.launch import budgeted
-from regimes.launch.budgeted import Budget, Round
+from regimes.launch.budgeted import Round, SearchBudget
 from regimes.plotting.looks import Metric
 
 LARGEST = 1e100  # beyond it a training broke; squares of smaller ones are finite
@@ -51,7 +51,7 @@ class Jobs(Search):
         self.job, self.units, self.shown = job, units, shown
         self.told = {"units": units, "metric": shown.name}
 
-    def search(self, budget: Budget, show: Show) -> Harm:
+    def search(self, budget: SearchBudget, show: Show) -> Harm:
         """Search, and say what was found."""
         return self.found(self.run(budget, 1, show))
 

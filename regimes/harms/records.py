@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from regimes.config import BranchConfig, RunConfig, to_dict
 from regimes.errors import TrainingError, require
 from regimes.harms import measured
-from regimes.harms.decide import Known, Pulse, Run
+from regimes.harms.decide import HarmEvidence, Pulse, Run
 from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.ladder import grid_toml, ladders_of
 from regimes.harms.rates import mean_rates
 from regimes.harms.result import Harm
 from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
 from regimes.launch import budgeted, sweep
-from regimes.launch.budgeted import Budget, Round
+from regimes.launch.budgeted import Round, SearchBudget
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, check_same, last_metric, load, trunk_reference, unit_name
@@ -85,7 +85,7 @@ class Records(Search):
             self._records[name] = load(self.out / name)
         return self._records[name]
 
-    def search(self, budget: Budget, jobs: int, show: Show) -> Harm:
+    def search(self, budget: SearchBudget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
         require(jobs >= 1, "jobs", jobs, "at least 1")
         done = ended_runs(self.rounds())
@@ -168,7 +168,7 @@ class Records(Search):
         seeds = 1 + max(number for _, number in known.harms)
         return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.ladders else "")
 
-    def _saved(self, known: Known) -> dict[Pulse, float]:
+    def _saved(self, known: HarmEvidence) -> dict[Pulse, float]:
         """By pulse, the share of the trunk's bytes that is not sent, a mean over seeds."""
         shares: dict[Pulse, list[float]] = {}
         for (pulse, number), harm in known.harms.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.errors import ConfigError
-from regimes.harms.decide import MOST_SEEDS, WORDS, Known, Pulse, Verdict
+from regimes.harms.decide import MOST_SEEDS, WORDS, HarmEvidence, Pulse, PulseVerdict
 from regimes.harms.kinds import Kind
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
@@ -39,7 +39,7 @@ class Harm:
         out: the folder.
     """
 
-    known: Known
+    known: HarmEvidence
     kinds: Mapping[str, Kind]
     shown: Metric
     unit: str
@@ -164,7 +164,7 @@ class Harm:
         """In the digits of the metric, one more below 1."""
         return f"{value:.{self.shown.digits + (abs(value) < 1)}f}"
 
-    def _interval(self, found: Verdict) -> str:
+    def _interval(self, found: PulseVerdict) -> str:
         ends = f"[{self.number(found.low)}, {self.number(found.high)}]"
         return f"{self.number(found.harm)} {ends} {self.shown.unit}, {found.n} seeds"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import RecordError, require
-from regimes.harms.decide import Known, Left, Pulse, Rules, Run, next_round, parts_within
+from regimes.harms.decide import HarmEvidence, Left, Pulse, Rules, Run, next_round, parts_within
 from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
 from regimes.launch import budgeted
-from regimes.launch.budgeted import Budget, Ended, Round, sum_seconds
+from regimes.launch.budgeted import Ended, Round, SearchBudget, sum_seconds
 from regimes.plotting.looks import Metric
 from regimes.statistics import LEAST
 
@@ -155,7 +155,7 @@ class Search:
                     )
         return found
 
-    def run(self, budget: Budget, jobs: int, show: Show) -> list[Round]:
+    def run(self, budget: SearchBudget, jobs: int, show: Show) -> list[Round]:
         """Search within a budget.
 
         Args:
@@ -170,7 +170,7 @@ class Search:
             self.out, choose, functools.partial(self._train, budget, show)
         )
 
-    def known(self, rounds: Sequence[Round]) -> Known:
+    def known(self, rounds: Sequence[Round]) -> HarmEvidence:
         """What the rounds say.
 
         Raises:
@@ -200,14 +200,14 @@ class Search:
             if run[0] is not None:
                 self.kind_of(run[0])
             harms[run] = 0.0 if run[0] is None else self.harm_of(run, rounds)
-        return Known(rules, harms)
+        return HarmEvidence(rules, harms)
 
     def _parts_of(self, rounds: Sequence[Round]) -> int | None:
         """Windows of the search; None before there was time for any."""
         return int(rounds[1].facts["parts"]) if len(rounds) > 1 else None
 
     def _choose(
-        self, budget: Budget, jobs: int, rounds: Sequence[Round]
+        self, budget: SearchBudget, jobs: int, rounds: Sequence[Round]
     ) -> tuple[list[str], dict[str, Any]]:
         """The next round, and what its line says of it."""
         if not rounds:
@@ -216,14 +216,14 @@ class Search:
         known, left = self.known(rounds), self._left(budget, rounds)
         if self._parts_of(rounds) is None:
             parts = parts_within(known.rules, left)
-            known = Known(replace(known.rules, parts=parts), known.harms)
+            known = HarmEvidence(replace(known.rules, parts=parts), known.harms)
         return self._chosen(next_round(known, left, jobs), known.rules.parts)
 
     def _chosen(self, runs: Sequence[Run], parts: int) -> tuple[list[str], dict[str, Any]]:
         plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
         return [self.name(run) for run in runs], {"runs": plain, "parts": parts, **self.told}
 
-    def _left(self, budget: Budget, rounds: Sequence[Round]) -> Left:
+    def _left(self, budget: SearchBudget, rounds: Sequence[Round]) -> Left:
         """What is left of the budget after some rounds."""
         done = ended_runs(rounds)
         runs = math.inf if budget.runs is None else budget.runs - len(done)
@@ -232,7 +232,7 @@ class Search:
         spent, units = sum_seconds(rounds), self.known(rounds).cost(done)
         return Left(max(0.0, 60 * budget.minutes - spent) * units / max(spent, 1e-9), runs)
 
-    def _train(self, budget: Budget, show: Show, chosen: Round, ended: Ended) -> None:
+    def _train(self, budget: SearchBudget, show: Show, chosen: Round, ended: Ended) -> None:
         runs = dict(zip(chosen.runs, _runs_of(chosen), strict=True))
         share = budgeted.report_shares(budget, budgeted.rounds_of(self.out))
 

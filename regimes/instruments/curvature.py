@@ -46,7 +46,7 @@ SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
 
 @dataclass(frozen=True)
-class Probe(Bounded):
+class ProbeInstrument(Bounded):
     """The fields that these instruments share.
 
     Attributes:
@@ -63,7 +63,7 @@ class Probe(Bounded):
 class ProbeGauge(EndOfEpochGauge):
     """Base of their gauges. A model that FSDP2 divides is whole while they ``measure``."""
 
-    def __init__(self, probe: Probe, context: MeasurementContext) -> None:
+    def __init__(self, probe: ProbeInstrument, context: MeasurementContext) -> None:
         self.settings: Any = probe
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
 
@@ -105,7 +105,7 @@ class ProbeGauge(EndOfEpochGauge):
 
 
 @dataclass(frozen=True)
-class Curvature(Probe):
+class Curvature(ProbeInstrument):
     """Top eigenvalues of the Hessian of the training loss (the paper's Figure 3), traces if asked
     for.
 
@@ -236,7 +236,7 @@ class CurvatureGauge(ProbeGauge):
 
 
 @dataclass(frozen=True)
-class Fisher(Probe):
+class Fisher(ProbeInstrument):
     """Fisher trace (Achille et al. 2019), whole and per layer.
 
     Attributes:
@@ -245,7 +245,7 @@ class Fisher(Probe):
     """
 
     bounds_prefix = "instruments.fisher."
-    requires = Probe.requires | {SAMPLES, LABELS}
+    requires = ProbeInstrument.requires | {SAMPLES, LABELS}
 
     kind: Literal["model", "empirical"] = "model"
 
@@ -287,7 +287,7 @@ class FisherGauge(ProbeGauge):
 
 
 @dataclass(frozen=True)
-class Sharpness(Probe):
+class Sharpness(ProbeInstrument):
     """Critical sharpness along the gradient of the probe.
 
     For SGD that is the direction of a step; an optimiser that rescales it has another sharpness.

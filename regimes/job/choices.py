@@ -31,7 +31,7 @@ from regimes.config.convert import from_dict
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
-from regimes.job.probe import Probe
+from regimes.job.probe import CurvatureProbe
 from regimes.policies import Policy
 
 _CONSTANT = "constant"  # the name of the only level, where no policy chooses
@@ -53,7 +53,7 @@ class Choice:
     signal: Signal
     dense_start: int = 0
     instruments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    probe: Probe | None = None
+    probe: CurvatureProbe | None = None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def choose_exchange(
     levels: Mapping[str, GivenLevel] | None,
     signal: str,
     dense_start: int,
-    probed: tuple[Probe | None, Mapping[str, Mapping[str, Any]]] = (None, {}),
+    probed: tuple[CurvatureProbe | None, Mapping[str, Mapping[str, Any]]] = (None, {}),
 ) -> Choice:
     """The arguments of ``attach``; ConfigError unless they go together."""
     good = is_whole(dense_start, 0)

@@ -20,7 +20,7 @@ _FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batc
 
 
 @dataclass(frozen=True)
-class Probe:
+class CurvatureProbe:
     """What curvature is measured on.
 
     Attributes:
@@ -56,7 +56,7 @@ class Probe:
 
 def pick_probe(
     given: Any, tables: Any, check_every: Any = None, check_cosine: Any = None
-) -> tuple[Probe | None, dict[str, Any]]:
+) -> tuple[CurvatureProbe | None, dict[str, Any]]:
     """The arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of ``attach``.
 
     Raises:
@@ -109,14 +109,16 @@ def _cosine_table(every: Any, least: Any) -> dict[str, Any]:
     return {"cosine": {"stride": int(every), "least": float(least)}}
 
 
-def as_probe(given: Any) -> Probe:
+def as_probe(given: Any) -> CurvatureProbe:
     """A script's loss and batches; ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
         raise unexpected_value("probe", given, _FORM)
     loss: Callable[..., Any]
     loss, batches, *weight = given
-    probe = Probe(loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight)
+    probe = CurvatureProbe(
+        loss, tuple(batches) if isinstance(batches, list) else (batches,), *weight
+    )
     samples = probe.sample_count if any(True for _ in tensors_in(probe.batches)) else 0
     require(samples > 0, "probe", f"{samples} samples", f"{_FORM}, with tensors in it")
     return probe

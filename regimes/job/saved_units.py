@@ -18,7 +18,7 @@ from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import State
-from regimes.records.chain import Sum
+from regimes.records.chain import RunningDigest
 from regimes.records.lines import complete_lines
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _read_units(saved: Any, recorder: JobRecorder | None) -> list[Any] | str:
         current = [] if recorder is None else [recorder.folder]  # first: the record may have moved
         for folder in (*current, Path(place["folder"])):
             lines = complete_lines(folder / _FILE)[: place["lines"]]
-            if Sum(line + b"\n" for line in lines).state == expected:
+            if RunningDigest(line + b"\n" for line in lines).state == expected:
                 return [*map(json.loads, lines), *saved["rows"]]
     except RegimesError as error:
         return str(error)

@@ -30,7 +30,7 @@ NOT_FINITE = "is not finite"  # in the error of a training that broke
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchBudget:
     """What a search may spend.
 
     Attributes:
@@ -193,7 +193,7 @@ def sum_seconds(rounds: Sequence[Round]) -> float:
     return sum(each.seconds for each in rounds)
 
 
-def report_shares(budget: Budget, rounds: Sequence[Round]) -> Callable[[], float]:
+def report_shares(budget: SearchBudget, rounds: Sequence[Round]) -> Callable[[], float]:
     """What gives, each time that one more run has ended, the share of the budget that is spent.
 
     Args:

@@ -32,7 +32,7 @@ FEWEST = 8
 WIDE_BLOCKS = 4  # per stage: (28 - 4) / 6
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut is 1x1 where shapes differ."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -66,18 +66,18 @@ def _make_shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Seq
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
     """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100."""
-    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width, 8 * width])
+    return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width, 8 * width])
 
 
 def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16."""
-    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=1)
+    return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width], count=1)
 
 
 def resnet20(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
     """Nine blocks (w, 2w, 4w), He et al. (2016), Section 4.2, with 1x1 shortcuts (option B):
     272,474 parameters for CIFAR-10, width 16."""
-    return _make_resnet(Block, classes, channels, [width, 2 * width, 4 * width], count=3)
+    return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width], count=3)
 
 
 def _make_resnet(

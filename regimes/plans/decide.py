@@ -57,7 +57,7 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Known:
+class PlanEvidence:
     """What is known of the methods.
 
     Attributes:
@@ -179,7 +179,7 @@ def rungs_within(
     """
     rungs = [span]
     while True:
-        known = Known(Aim(seconds=span), prices, (*rungs,), {})
+        known = PlanEvidence(Aim(seconds=span), prices, (*rungs,), {})
         probes = [
             Probe(m, known.steps(m, 0), float(rate), 0)
             for m in known.methods
@@ -201,7 +201,7 @@ def shortest_span(prices: Mapping[str, Price], rungs: int) -> float:
 
 
 def next_probes(
-    known: Known, seeds: Sequence[int], afford: Callable[[Sequence[Probe]], bool]
+    known: PlanEvidence, seeds: Sequence[int], afford: Callable[[Sequence[Probe]], bool]
 ) -> list[Probe]:
     """The probes of the next round, the most useful ones first; none: the plan is decided, or
     nothing more can be learnt.
@@ -235,7 +235,7 @@ def next_probes(
     return _seeds(known, last, seeds)
 
 
-def later_probes(known: Known, seeds: Sequence[int]) -> list[list[Probe]]:
+def later_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:
     """The rounds that a larger budget could train next, each in place of the others."""
     asked: list[list[Probe]] = []
 
@@ -247,7 +247,7 @@ def later_probes(known: Known, seeds: Sequence[int]) -> list[list[Probe]]:
     return [*asked, *([rest] if rest else [])]
 
 
-def _climb(known: Known, rung: int, seed: int) -> list[Probe]:
+def _climb(known: PlanEvidence, rung: int, seed: int) -> list[Probe]:
     """Rates that the methods of a rung still need: the next one beyond the best if that is the last
     one tried, downwards only for dense and for methods that may be the best."""
     todo = []
@@ -271,7 +271,7 @@ def _climb(known: Known, rung: int, seed: int) -> list[Probe]:
     return todo
 
 
-def _untried(known: Known, rung: int, seed: int) -> list[Probe]:
+def _untried(known: PlanEvidence, rung: int, seed: int) -> list[Probe]:
     """All methods but dense in the first rung, at its best rate and beyond."""
     if rung or any(known.seeds_of(method, rung) for method in known.methods[1:]):
         return []
@@ -280,7 +280,9 @@ def _untried(known: Known, rung: int, seed: int) -> list[Probe]:
     return [Probe(m, known.steps(m, rung), best + r, seed) for r in RATES for m in others]
 
 
-def _rung(known: Known, methods: Sequence[str], last: int, rung: int, seed: int) -> list[Probe]:
+def _rung(
+    known: PlanEvidence, methods: Sequence[str], last: int, rung: int, seed: int
+) -> list[Probe]:
     """The first probes of a rung, each method at its best rate of the rung before and beyond.
 
     Args:
@@ -294,7 +296,7 @@ def _rung(known: Known, methods: Sequence[str], last: int, rung: int, seed: int)
     return todo
 
 
-def _left(known: Known, last: int) -> list[str]:
+def _left(known: PlanEvidence, last: int) -> list[str]:
     """The methods of the next rung, the one with the least expected regret first: those that may be
     the best, and two at least."""
     before = [m for m in known.methods if known.seeds_of(m, last)]
@@ -302,7 +304,7 @@ def _left(known: Known, last: int) -> list[str]:
     return before[: max(sum(known.best[m] >= OUT for m in before), 2)]
 
 
-def _seeds(known: Known, rung: int, seeds: Sequence[int]) -> list[Probe]:
+def _seeds(known: PlanEvidence, rung: int, seeds: Sequence[int]) -> list[Probe]:
     """One more seed of a rung's methods that may be the best, at their best rates; none once one
     method is surely the best and has two seeds."""
     left = [m for m in known.methods if known.seeds_of(m, rung) and known.best[m] >= OUT]

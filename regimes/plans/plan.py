@@ -16,7 +16,7 @@ from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, parse_seconds, read_links
 from regimes.cost.methods import parse_method, parse_methods
 from regimes.errors import require
-from regimes.launch.budgeted import Budget
+from regimes.launch.budgeted import SearchBudget
 from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import FEWEST, Aim
@@ -103,7 +103,7 @@ def plan(
     step = None if step is None else parse_seconds(step, "step")
     seconds = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
     where = _links(link, links, gpus, step)
-    budget = Budget(10.0 if minutes is None and runs is None else minutes, runs)
+    budget = SearchBudget(10.0 if minutes is None and runs is None else minutes, runs)
     data = train_data, test_data
     config, task = read_subject(what, *data, set, training)
     require(config.workers > 1, "workers", config.workers, "2 or more: one exchanges nothing")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from regimes.config import DENSE, AnyLevel, RunConfig
-from regimes.cost.job import Job
+from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
 from regimes.errors import ConfigError
@@ -100,7 +100,7 @@ def price_methods(
         for group, by_level in zip(groups, found, strict=True)
         for method in group
     }
-    job = Job(
+    job = DataParallelJob(
         Model(config.model.name, layers),
         1.0,  # a step has its own seconds
         1.0,
@@ -114,7 +114,7 @@ def price_methods(
     return Priced(per_epoch, prices, unrest)
 
 
-def _price(job: Job, once: Work, method: Method, compute: float | None) -> Price:
+def _price(job: DataParallelJob, once: Work, method: Method, compute: float | None) -> Price:
     """The price of a method whose step without local steps is ``once``.
 
     Args:

@@ -14,9 +14,9 @@ import numpy as np
 from regimes.config import DENSE, RunConfig, to_toml
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError
-from regimes.launch.budgeted import Budget
+from regimes.launch.budgeted import SearchBudget
 from regimes.plans.curve import Probe
-from regimes.plans.decide import FEWEST, SURE, Known
+from regimes.plans.decide import FEWEST, SURE, PlanEvidence
 from regimes.plans.probes import configure_probe
 from regimes.plotting.looks import Metric
 
@@ -51,7 +51,7 @@ class Plan:
         out: the folder.
     """
 
-    known: Known
+    known: PlanEvidence
     methods: Mapping[str, Method]
     left_out: tuple[str, ...]
     config: RunConfig
@@ -59,7 +59,7 @@ class Plan:
     where: str
     own: bool = False
     smaller: bool = False
-    more: Budget | None = None
+    more: SearchBudget | None = None
     unrest: float = 0.0
     out: Path | None = None
 

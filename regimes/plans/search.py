@@ -15,7 +15,7 @@ from regimes.config import RunConfig, to_dict
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError, RecordError, TrainingError
 from regimes.launch import budgeted, sweep
-from regimes.launch.budgeted import Budget, Ended, Round
+from regimes.launch.budgeted import Ended, Round, SearchBudget
 from regimes.plans.curve import Probe
 from regimes.plans.decide import (
     FEWEST,
@@ -24,7 +24,7 @@ from regimes.plans.decide import (
     NEXT,
     TRIED,
     Aim,
-    Known,
+    PlanEvidence,
     later_probes,
     next_probes,
     rungs_within,
@@ -150,7 +150,9 @@ class Probes:
         """The latest ones."""
         return {name: self.facts.renewed[name] for name in self.methods}
 
-    def search(self, budget: Budget, jobs: int, show: Show) -> tuple[Known, Metric, Budget | None]:
+    def search(
+        self, budget: SearchBudget, jobs: int, show: Show
+    ) -> tuple[PlanEvidence, Metric, SearchBudget | None]:
         """Train probes until the plan is decided or the budget spent.
 
         Returns:
@@ -178,21 +180,21 @@ class Probes:
 
     def _larger(
         self,
-        budget: Budget,
+        budget: SearchBudget,
         jobs: int,
         rounds: Sequence[Round],
-        known: Known,
+        known: PlanEvidence,
         seeds: Sequence[int],
-    ) -> Budget | None:
+    ) -> SearchBudget | None:
         """The least budget that has time for more probes."""
         later = [] if known.decided else later_probes(known, seeds)
         if not later:
             return None
         spent, done, factor = self._spent(jobs, rounds)
         if budget.minutes is None:
-            return Budget(None, done + math.ceil(min(map(len, later)) / NEXT))
+            return SearchBudget(None, done + math.ceil(min(map(len, later)) / NEXT))
         cost = min(sum(map(self._seconds, probes)) for probes in later)
-        return Budget((spent + factor * cost / NEXT) / 60, None)
+        return SearchBudget((spent + factor * cost / NEXT) / 60, None)
 
     def _check_task(self, rounds: Sequence[Round]) -> None:
         """Raise RecordError unless the probes so far have the same model and data."""
@@ -215,7 +217,7 @@ class Probes:
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def known(self, rounds: Sequence[Round]) -> Known:
+    def known(self, rounds: Sequence[Round]) -> PlanEvidence:
         """What the rounds say."""
         rungs = tuple(float(second) for second in rounds[0].facts["rungs"])
         losses = {
@@ -226,14 +228,14 @@ class Probes:
         }
         ended = any(math.isfinite(loss) for loss in losses.values())
         if not ended:
-            return Known(self.aim, self.prices, rungs, losses, renewed=self.renewed)
+            return PlanEvidence(self.aim, self.prices, rungs, losses, renewed=self.renewed)
         shown = self._shown(rounds)
         low, high = shown.ends
         ends = (low, high) if shown.lower else (-high, -low)
-        return Known(self.aim, self.prices, rungs, losses, shown.lower, ends, self.renewed)
+        return PlanEvidence(self.aim, self.prices, rungs, losses, shown.lower, ends, self.renewed)
 
     def _choose(
-        self, budget: Budget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
+        self, budget: SearchBudget, jobs: int, seeds: Sequence[int], rounds: Sequence[Round]
     ) -> tuple[list[str], dict[str, Any]]:
         left = functools.partial(self._affordable, budget, jobs, rounds)
         if not rounds:
@@ -246,7 +248,7 @@ class Probes:
                 rungs = rungs_within(self._span, self.prices, whole, least)
             if not rungs:
                 raise ConfigError(self._too_few(budget, jobs))
-            empty = Known(self.aim, self.prices, rungs, {})
+            empty = PlanEvidence(self.aim, self.prices, rungs, {})
             facts = {"rungs": [*rungs], **self.facts.plain()}
             return self._chosen(next_probes(empty, seeds, lambda probes: True), facts)
         known = self.known(rounds)
@@ -275,7 +277,7 @@ class Probes:
         dense = next(iter(self.prices.values()))
         return float(self.config.steps or 0) * dense.seconds
 
-    def _too_few(self, budget: Budget, jobs: int) -> str:
+    def _too_few(self, budget: SearchBudget, jobs: int) -> str:
         dense = next(iter(self.prices.values()))
         least = math.ceil(shortest_span(self.prices, LENGTHS) / dense.seconds)
         if self.aim.loss is not None and (self.config.steps or 0) < least:
@@ -302,7 +304,7 @@ class Probes:
 
     def _affordable(
         self,
-        budget: Budget,
+        budget: SearchBudget,
         jobs: int,
         rounds: Sequence[Round],
         probes: Sequence[Probe],
@@ -337,7 +339,7 @@ class Probes:
         return START + probe.steps * self.renewed[probe.method].here
 
     def _train(
-        self, train: sweep.Train, budget: Budget, show: Show, chosen: Round, ended: Ended
+        self, train: sweep.Train, budget: SearchBudget, show: Show, chosen: Round, ended: Ended
     ) -> None:
         """Train the missing probes of a round, or find them finished; a result is the loss, None
         if the training broke."""

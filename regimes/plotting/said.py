@@ -1,7 +1,7 @@
 """A mean over seeds as a title says it: no more than its numbers do.
 
-Every title that states an effect takes its words from here: `Estimate.verdict` decides whether the
-effect is shown, not shown or open; `text` is its size with the interval, or with the seeds.
+Every title that states an effect takes its words from here: `MeanInterval.verdict` decides whether
+the effect is shown, not shown or open; `text` is its size with the interval, or with the seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanInterval:
     """A mean and its 95 % interval.
 
     Attributes:
@@ -38,7 +38,7 @@ class Estimate:
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float], within: Range = ANY) -> Estimate:
+    def of(cls, values: Sequence[float], within: Range = ANY) -> MeanInterval:
         """The mean of those values that are finite.
 
         Args:
@@ -50,7 +50,7 @@ class Estimate:
         return cls(*t_interval(finite, within), len(finite))
 
     @classmethod
-    def at(cls, row: Mapping[Any, Any] | pd.Series, column: str) -> Estimate:
+    def at(cls, row: Mapping[Any, Any] | pd.Series, column: str) -> MeanInterval:
         """The number of a table's row that has the column ``column`` and those of its interval
         (`statistics.read_interval`), and n where it is known (default: enough seeds)."""
         value, (low, high) = float(row[column]), read_interval(row, column)
@@ -66,7 +66,8 @@ class Estimate:
         leaves ``base`` out, "not shown" where it does not, and "open" where there is none, since
         fewer than `LEAST` seeds have a value or all have the same one.
 
-        >>> [Estimate.of(values).verdict() for values in ([1.0, 1.1, 1.2], [1.0, 0.0, 0.5], [9.0])]
+        >>> samples = [1.0, 1.1, 1.2], [1.0, 0.0, 0.5], [9.0]
+        >>> [MeanInterval.of(values).verdict() for values in samples]
         ['above', 'not shown', 'open']
         """
         if self.n < LEAST or not self.low < self.high:
@@ -84,16 +85,16 @@ class Estimate:
         return self.verdict(base) == "below"
 
     @property
-    def size(self) -> Estimate:
+    def size(self) -> MeanInterval:
         """Without the sign of the mean; the interval turned with it."""
-        return Estimate(-self.value, -self.high, -self.low, self.n) if self.value < 0 else self
+        return MeanInterval(-self.value, -self.high, -self.low, self.n) if self.value < 0 else self
 
     def text(self, form: str, unit: str = "") -> str:
         """ "0.51 bits [0.48, 0.54]"; without an interval " in two seeds", " in all 5 seeds".
 
-        >>> Estimate.of([1.0, 2.0, 3.0]).text(".1f", "points")
+        >>> MeanInterval.of([1.0, 2.0, 3.0]).text(".1f", "points")
         '2.0 points [-0.5, 4.5]'
-        >>> Estimate.of([1.0, 2.0]).text(".1f")
+        >>> MeanInterval.of([1.0, 2.0]).text(".1f")
         '1.5 in two seeds'
         """
         return f"{self.numbers(form, unit)}{self.seeds}"

@@ -24,7 +24,7 @@ from regimes.plotting import canvas
 from regimes.plotting.curves import metric_values
 from regimes.plotting.groups import BASELINES, Groups, tested_by
 from regimes.plotting.looks import Look, Metric, level_text, style_of
-from regimes.plotting.said import Estimate, format_number
+from regimes.plotting.said import MeanInterval, format_number
 from regimes.records import Record, last_metric
 from regimes.statistics import ANY
 
@@ -154,20 +154,20 @@ def write_answer(
     return said
 
 
-def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric) -> Estimate:
+def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric) -> MeanInterval:
     """``a`` minus ``b`` over common seeds; without one, between their means."""
     one, other = ends[a], ends[b]
     if common := sorted(one.keys() & other.keys()):
         within = (-100.0, 100.0) if shown.name == "accuracy" else ANY
-        return Estimate.of([one[seed] - other[seed] for seed in common], within)
+        return MeanInterval.of([one[seed] - other[seed] for seed in common], within)
     means = [float(np.mean([*found.values()])) for found in (one, other)]
-    return Estimate(means[0] - means[1], math.nan, math.nan, 0)
+    return MeanInterval(means[0] - means[1], math.nan, math.nan, 0)
 
 
 def describe_difference(
-    one: str, other: str, gap: Estimate, shown: Metric, *, beats: bool = False
+    one: str, other: str, gap: MeanInterval, shown: Metric, *, beats: bool = False
 ) -> str:
-    """How a schedule's metric compares with another's, a sentence that `Estimate.verdict` allows.
+    """How a schedule's metric compares with another's, as `MeanInterval.verdict` allows.
 
     Args:
         one, other: the names of both.
@@ -175,9 +175,9 @@ def describe_difference(
         beats: whether the question is if the first one is better; else, if it is worse.
 
     >>> from regimes.plotting.looks import find_metric
-    >>> describe_difference("A", "B", Estimate.of([-1.0, 2.0, 3.0]), find_metric("accuracy"))
+    >>> describe_difference("A", "B", MeanInterval.of([-1.0, 2.0, 3.0]), find_metric("accuracy"))
     'A is not shown to lose to B'
-    >>> describe_difference("A", "B", Estimate.of([-1.0, -2.0]), find_metric("accuracy"))
+    >>> describe_difference("A", "B", MeanInterval.of([-1.0, -2.0]), find_metric("accuracy"))
     'Open whether A loses to B: -1.5 points in two seeds'
     """
     form, verdict = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g", gap.verdict()

@@ -15,7 +15,7 @@ GRIDS = Registry("grid", listed="regimes presets")  # functions that make a Grid
 preset, grid = PRESETS.register, GRIDS.register
 
 
-class Group(NamedTuple):
+class PresetGroup(NamedTuple):
     """The presets or grids of one module, or of the files with one ``group``.
 
     Attributes:
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def list_groups(words: Sequence[str] = ()) -> list[Group]:
+def list_groups(words: Sequence[str] = ()) -> list[PresetGroup]:
     """All groups, or what has each word in its name, its description or its group's.
 
     Raises:
@@ -47,7 +47,7 @@ def list_groups(words: Sequence[str] = ()) -> list[Group]:
             f"no preset or grid is about {' '.join(words)!r}: "
             f"{suggest_nearest(words[0], {*PRESETS, *GRIDS}, 'regimes presets')}"
         )
-    return [Group(*group, rows) for group, rows in rows_of.items()]
+    return [PresetGroup(*group, rows) for group, rows in rows_of.items()]
 
 
 def _words(make: Any) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from regimes.config.convert import flatten_table
 from regimes.errors import RecordError
-from regimes.records.chain import Sum
+from regimes.records.chain import RunningDigest
 from regimes.records.fields import STORAGE, Fields, is_circumstance, resolve_config
 from regimes.records.lines import branch_table, complete_lines, parse_line, read_header
 from regimes.records.lines import read_lines as read_own_lines
@@ -118,7 +118,7 @@ def _shared_state(trunk: Path, at: int) -> dict[str, FileState]:
     states: dict[str, FileState] = {}
     for name in SHARED:
         lines = [line + b"\n" for line in complete_lines(trunk / name)]
-        states[name] = Sum(
+        states[name] = RunningDigest(
             line for line in lines if (parse_line(line) or {}).get("epoch", at) < at
         ).state
     return states

@@ -20,10 +20,10 @@ LOGS = ("epochs", "seconds", "instruments", "events", "superseded")
 CHAINED = ("run.json", *(f"{name}.jsonl" for name in LOGS))
 
 
-class Sum:
+class RunningDigest:
     """The number of a file's lines and their running digest."""
 
-    def __init__(self, lines: Iterable[bytes] = (), before: Sum | None = None) -> None:
+    def __init__(self, lines: Iterable[bytes] = (), before: RunningDigest | None = None) -> None:
         self.lines: int = before.lines if before else 0
         self.digest: hashlib._Hash = before.digest.copy() if before else hashlib.sha256()
         for line in lines:
@@ -35,9 +35,9 @@ class Sum:
         return {"lines": self.lines, "sha256": self.digest.hexdigest()}
 
 
-def sum_files(folder: Path) -> dict[str, Sum]:
+def sum_files(folder: Path) -> dict[str, RunningDigest]:
     """The checksum of each file of a record, by name."""
-    return {name: Sum(_read_whole_lines(folder / name)) for name in CHAINED}
+    return {name: RunningDigest(_read_whole_lines(folder / name)) for name in CHAINED}
 
 
 def shorten_chain(folder: Path) -> bytes:
@@ -84,7 +84,10 @@ def find_edit(folder: Path, growing: bool = False) -> str | None:
         emptied = (folder / CHAIN).exists() and not torn
         return f"{CHAIN} is empty: its lines were removed" if emptied else None
     for name in CHAINED:
-        states: list[State] = [Sum().state, *(group[name] for group in groups if name in group)]
+        states: list[State] = [
+            RunningDigest().state,
+            *(group[name] for group in groups if name in group),
+        ]
         # Only what the last line of the chain announces may be unwritten or half written.
         allowed = states[-2:] if name in groups[-1] else states[-1:]
         if why := _describe_difference(folder / name, states, allowed, growing):
@@ -98,7 +101,9 @@ def _describe_difference(
     """How a file differs from all of the ``allowed`` states, and from what is between them."""
     lines = _read_whole_lines(path)
     if path.suffix == ".json":
-        return None if growing or Sum(lines).state in allowed else "is not as it was written"
+        return (
+            None if growing or RunningDigest(lines).state in allowed else "is not as it was written"
+        )
     digests, last = {0: states[0]["sha256"]}, 0  # by number of lines
     for state in states:
         count, digest = state["lines"], state["sha256"]

@@ -17,7 +17,7 @@ NUMBERS_OR_NULL = {int, float, type(None)}
 SINGLE = {*NUMBERS_OR_NULL, bool, str}  # neither lists nor tables
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """A kind of single value: the test, and how an error describes what was expected."""
 
     expected: str
@@ -66,17 +66,17 @@ class Nullable(NamedTuple):
     kind: Any
 
 
-def integer(least: int, most: int, words: str) -> Kind:
-    return Kind(f"a whole number {words}", lambda x: type(x) is int and least <= x <= most)
+def integer(least: int, most: int, words: str) -> ValueKind:
+    return ValueKind(f"a whole number {words}", lambda x: type(x) is int and least <= x <= most)
 
 
-def number(least: float, most: float, words: str) -> Kind:
-    return Kind(words, lambda x: type(x) in (int, float) and least <= x <= most)
+def number(least: float, most: float, words: str) -> ValueKind:
+    return ValueKind(words, lambda x: type(x) in (int, float) and least <= x <= most)
 
 
 def _is_of_kind(kind: Any) -> Callable[[Any], bool]:
     """The test whether a value is of a kind."""
-    if isinstance(kind, Kind | Object):
+    if isinstance(kind, ValueKind | Object):
         return kind.fits
     inner = _is_of_kind(kind[0])
     if isinstance(kind, Nullable):
@@ -117,24 +117,24 @@ NUMBER = number(-LARGEST, LARGEST, "a finite number")
 AMOUNT = number(0, MOST, f"a number from 0 to {MOST}")
 # Version 0.2 and earlier subtracted waiting times, so that a few of its durations are negative.
 SECONDS = number(-MOST, MOST, f"a number from -{MOST} to {MOST}")
-TEXT = Kind("a text", lambda x: type(x) is str)
-NAME = Kind(
+TEXT = ValueKind("a text", lambda x: type(x) is str)
+NAME = ValueKind(
     "a text of 1 to 1000 letters without control characters",
     lambda x: type(x) is str and 0 < len(x) <= 1000 and not CONTROL.search(x),
 )
-BOOLEAN = Kind("true or false", lambda x: type(x) is bool)
-SCALAR = Kind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))
-LEVEL = Kind(
+BOOLEAN = ValueKind("true or false", lambda x: type(x) is bool)
+SCALAR = ValueKind("a number or a text", lambda x: type(x) is str or NUMBER.fits(x))
+LEVEL = ValueKind(
     "a number or a text, or a table of level and error_feedback",
     lambda x: SCALAR.fits(x) or _own_feedback(x),
 )
-FREE = Kind(f"at most {DEPTH} tables deep", _shallow)
-NUMBERS = Kind("a list of finite numbers or null", _numbers)
-AMOUNTS = Kind(
+FREE = ValueKind(f"at most {DEPTH} tables deep", _shallow)
+NUMBERS = ValueKind("a list of finite numbers or null", _numbers)
+AMOUNTS = ValueKind(
     f"a list of numbers from 0 to {MOST}", lambda x: _numbers(x, 0, MOST) and None not in x
 )
-TEXTS = Kind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
-TABLES = Kind(
+TEXTS = ValueKind("a list of texts", lambda x: type(x) is list and set(map(type, x)) <= {str})
+TABLES = ValueKind(
     "a list of tables or null",
     lambda x: type(x) is list and {*map(type, x)} <= {dict, type(None)} and _shallow(x, DEPTH + 1),
 )
@@ -154,7 +154,7 @@ def find_fault(value: Any, kind: Any) -> str | None:
 
 def _first_fault(value: Any, kind: Any) -> Any:
     """(path, problem) or None. The path is only put together where there is a fault."""
-    if isinstance(kind, Kind):
+    if isinstance(kind, ValueKind):
         return None if kind.fits(value) else ("", f"is {value!r:.40}, expected {kind.expected}")
     if isinstance(kind, Nullable):
         return None if value is None else _first_fault(value, kind.kind)

@@ -136,14 +136,14 @@ class Row(TypedDict):
     logged: NotRequired[dict[str, float | None]]
 
 
-class World(TypedDict):
+class WorldEntry(TypedDict):
     workers: Workers
     processes: Workers
     groups: NotRequired[Workers]
     shards: NotRequired[Workers]
 
 
-class Layer(TypedDict):
+class LayerEntry(TypedDict):
     name: Name
     shape: list[Count]
     compressed: bool
@@ -168,11 +168,11 @@ class Header(TypedDict):
     schema: Steps
     config: dict[str, Any]
     metric: Name
-    world: World
+    world: WorldEntry
     data: Data
     steps_per_epoch: Steps | None
     per_step: dict[str, Cost]
-    layers: list[Layer]
+    layers: list[LayerEntry]
     written_by: NotRequired[str]
     units: NotRequired[Epoch | None]
     budget: NotRequired[Amount | None]
@@ -281,7 +281,7 @@ def _header_kind() -> Object:
                 {"length": Nullable(STEPS), "skip": Nullable(kinds.BOOLEAN)},
             )
         ),
-        "dtype": kinds.Kind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
+        "dtype": kinds.ValueKind("float32, float64, bfloat16 or float16", DTYPES.__contains__),
     }
     kind: Object = _kind_of_annotation(Header)
     kind.required["config"] = Object(required, fields)

@@ -136,7 +136,7 @@ class RecordWriter:
 
     def _replace(self, files: dict[str, bytes]) -> None:
         """Write whole files anew, each announced in the chain before any of them changes."""
-        sums = {name: chain.Sum(chain.split_lines(text)) for name, text in files.items()}
+        sums = {name: chain.RunningDigest(chain.split_lines(text)) for name, text in files.items()}
         self._announce(sums)
         try:
             for name, text in files.items():
@@ -174,7 +174,7 @@ class RecordWriter:
         lines: dict[str, list[bytes]] = {}
         for name, row in rows:
             lines.setdefault(name, []).append(self._encode_checked(name, row))
-        sums = {name: chain.Sum(new, self._sums[name]) for name, new in lines.items()}
+        sums = {name: chain.RunningDigest(new, self._sums[name]) for name, new in lines.items()}
         sizes = {
             path: _file_size(path) for path in (self.folder / n for n in (chain.CHAIN, *lines))
         }
@@ -201,7 +201,7 @@ class RecordWriter:
             raise RecordError(f"cannot write a line{source} to {self.folder / name}: {why}")
         return line
 
-    def _announce(self, sums: dict[str, chain.Sum]) -> None:
+    def _announce(self, sums: dict[str, chain.RunningDigest]) -> None:
         """Write to the chain, before the files change, the digests that they will have."""
         self._write(
             chain.CHAIN, _encode_row({"files": {name: x.state for name, x in sums.items()}})

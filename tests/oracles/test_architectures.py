@@ -65,7 +65,7 @@ def test_squeeze_and_excitation_equals_torchvision():
 @pytest.mark.parametrize(
     ("block", "last", "expected"),
     [  # with nothing left of the residual: the shortcut, behind a ReLU if there is one
-        (resnet.Block, "conv2", functional.relu),
+        (resnet.ResidualBlock, "conv2", functional.relu),
         (resnet.SqueezeExciteBlock, "residual.3", functional.relu),
         (resnet.PreActivationBlock, "conv2", lambda x: x),
         (lambda *shape: WideBlock(*shape, dropout=0.0), "conv2", lambda x: x),

@@ -20,7 +20,7 @@ from analysis.paper import figure3
 from regimes.errors import RecordError
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.plotting.groups import group_runs
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.schedules import compare
 from regimes.records import Record, find_runs, load, unpack_records
 from regimes.replay import detect
@@ -42,7 +42,7 @@ def test_a_mean_lies_between_its_ends_whatever_the_values(values: list[float], n
         over_seeds(frame, ["arm"], [name]),
     ]
     assert [interval_complaints(table) for table in tables] == [[], [], []]
-    found = Estimate.of(values, (0.0, 1.0))
+    found = MeanInterval.of(values, (0.0, 1.0))
     assert math.isnan(found.low) or found.low <= found.value <= found.high
 
 

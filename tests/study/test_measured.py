@@ -14,7 +14,7 @@ import pytest
 from analysis.findings import sources
 from analysis.findings.effects import minus
 from benchmarks import race_report
-from regimes.cost.evidence import HARMFUL, HARMLESS, Harm, read_harms, worst_verdict
+from regimes.cost.evidence import HARMFUL, HARMLESS, AddedLoss, read_harms, worst_verdict
 from regimes.cost.methods import parse_method
 from regimes.statistics import t_interval
 
@@ -58,7 +58,7 @@ def races() -> Mapping[tuple[str, str], dict[int, float]]:
     return ends
 
 
-def again(method: str, harm: Harm) -> tuple[float, float, float]:
+def again(method: str, harm: AddedLoss) -> tuple[float, float, float]:
     """The harm from the races, or from the records."""
     source = harm.setting.grid
     if harm.setting.records.endswith("race.jsonl"):
@@ -76,15 +76,15 @@ def again(method: str, harm: Harm) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
-def test_a_harm_and_its_verdict_are_what_the_records_say(method: str, harm: Harm) -> None:
+def test_a_harm_and_its_verdict_are_what_the_records_say(method: str, harm: AddedLoss) -> None:
     """A verdict of rounded numbers may be another one."""
     expected = again(method, harm)
     assert (harm.mean, harm.low, harm.high) == pytest.approx(expected, abs=0.00051)
-    assert harm.verdict == Harm(harm.setting, *expected).verdict
+    assert harm.verdict == AddedLoss(harm.setting, *expected).verdict
 
 
 @pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
-def test_its_page_prints_it(method: str, harm: Harm) -> None:
+def test_its_page_prints_it(method: str, harm: AddedLoss) -> None:
     """The mean and the interval, or in race.md the two losses of which it is the difference."""
     text = (ROOT / harm.setting.page).read_text(encoding="utf-8").replace("\n  ", " ")
     if harm.setting.page.endswith("race.md"):

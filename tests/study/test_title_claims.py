@@ -31,7 +31,7 @@ from analysis.rates import edge, narrowing, usable_figure
 from analysis.tournament import tournament_figure, yoked
 from regimes.errors import RecordError
 from regimes.plotting import looks, style, words
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.records import Record, load
 
 NONE = math.nan
@@ -92,7 +92,7 @@ def is_open(title: str) -> bool:
 @quick
 @given(values=seeds)
 def test_an_estimate_is_shown_only_by_an_interval_that_leaves_zero_out(values: list[float]) -> None:
-    found, ends = Estimate.of(values), interval(values)
+    found, ends = MeanInterval.of(values), interval(values)
     assert found.n == sum(map(math.isfinite, values))
     if found.n == 0:
         return
@@ -244,7 +244,7 @@ def test_the_norm_falls_in_a_window_only_where_there_is_one(windows: Any, said: 
 @quick
 @given(values=seeds)
 def test_the_windows_are_worth_what_is_shown(values: list[float]) -> None:
-    gap = Estimate.at(row("difference", values, alone=True), "difference")
+    gap = MeanInterval.at(row("difference", values, alone=True), "difference")
     if not gap.n:
         return
     title = check(

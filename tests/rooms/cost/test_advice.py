@@ -22,7 +22,7 @@ from regimes.cost.advice import (
     write_advice,
 )
 from regimes.cost.from_model import main, make_job
-from regimes.cost.job import DEVICES, Job
+from regimes.cost.job import DEVICES, DataParallelJob
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError
@@ -44,7 +44,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def on(planned: Job, bandwidth: float, latency: float) -> Job:
+def on(planned: DataParallelJob, bandwidth: float, latency: float) -> DataParallelJob:
     link = Network(bandwidth, latency)
     slow = "between" if planned.nodes > 1 else "within"
     return replace(planned, **{slow: link})

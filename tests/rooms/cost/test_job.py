@@ -19,7 +19,7 @@ from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
 from regimes.cost.from_model import main, make_job
-from regimes.cost.job import DEVICES, Job, read_device, read_links
+from regimes.cost.job import DEVICES, DataParallelJob, read_device, read_links
 from regimes.cost.methods import (
     USUAL,
     method_work,
@@ -46,9 +46,9 @@ GPT2 = read_model("gpt2-124m")
 FREE = Network(1e18, 0.0)
 
 
-def two(model: Model = GPT2, bandwidth: float = 1e9, **changes: float) -> Job:
+def two(model: Model = GPT2, bandwidth: float = 1e9, **changes: float) -> DataParallelJob:
     """Two nodes of one device, one bucket, no latency, a second of compute, infinite memory."""
-    plain = Job(model, 1.0, np.inf, 2, 1, FREE, Network(bandwidth, 0.0), bucket=np.inf)
+    plain = DataParallelJob(model, 1.0, np.inf, 2, 1, FREE, Network(bandwidth, 0.0), bucket=np.inf)
     return replace(plain, algorithm="ring", **changes)
 
 

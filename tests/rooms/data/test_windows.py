@@ -21,7 +21,7 @@ import regimes
 from regimes.config import RunConfig, from_dict, override
 from regimes.data import load_task
 from regimes.data.task import Batches, Task
-from regimes.data.windows import Windows, cover_text
+from regimes.data.windows import TokenWindows, cover_text
 from regimes.errors import ConfigError, DataError
 from regimes.reduction import CarryingLoss
 from regimes.training import build
@@ -34,15 +34,15 @@ places = st.integers(2, 200), st.integers(1, 4), st.integers(1, 3), st.integers(
 
 def windows(
     n: int, sequence: int, layout: Any, workers: int = 2, batch: int = 2, **options: Any
-) -> Windows:
+) -> TokenWindows:
     """Of a text in which each token tells its place."""
     ids = torch.arange(n, dtype=torch.int32)
-    return Windows(
+    return TokenWindows(
         ids, sequence, layout, **{"seed": 3, "workers": workers, "batch_size": batch, **options}
     )
 
 
-def union(batches: Windows, epoch: int = 0, start: int = 0) -> torch.Tensor:
+def union(batches: TokenWindows, epoch: int = 0, start: int = 0) -> torch.Tensor:
     """All windows of an epoch in global order."""
     steps = list(batches.epoch(epoch, range(batches.workers), start))
     assert all(torch.equal(y, x + 1) for x, y in steps)
@@ -187,14 +187,14 @@ def test_resumed_equals_uninterrupted(
 ) -> None:
     c = config(file, f"data.windows={layout}", "model.dropout=0.2", "dtype=float32")
     regimes.run(c, tmp_path / "whole")
-    original = Windows.epoch
+    original = TokenWindows.epoch
 
-    def broken(self: Windows, epoch: int, *args: Any) -> Iterator[Any]:
+    def broken(self: TokenWindows, epoch: int, *args: Any) -> Iterator[Any]:
         yield from islice(original(self, epoch, *args), 3 if epoch == 2 else None)
         if epoch == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Windows, "epoch", broken)
+    monkeypatch.setattr(TokenWindows, "epoch", broken)
     with pytest.raises(KeyboardInterrupt):
         regimes.run(c, tmp_path / "broken")
     monkeypatch.undo()

@@ -13,8 +13,8 @@ from scipy import stats
 
 from regimes.harms.decide import (
     MOST_SEEDS,
+    HarmEvidence,
     Harms,
-    Known,
     Left,
     Pulse,
     Rules,
@@ -92,10 +92,10 @@ class World:
     harms: dict[Run, float] = field(default_factory=dict)
     rounds: list[list[Run]] = field(default_factory=list)
 
-    def searched(self, units: float, slots: int = 1, **changes: float) -> Known:
+    def searched(self, units: float, slots: int = 1, **changes: float) -> HarmEvidence:
         self.rules = Rules(len(self.each), ("high",), **{"margin": 1.0, **changes})  # type: ignore[arg-type]
         while True:
-            known = Known(self.rules, self.harms)
+            known = HarmEvidence(self.rules, self.harms)
             left = Left(units - known.cost([*self.harms]))
             if not (runs := next_round(known, left, slots)):
                 return known
@@ -111,7 +111,7 @@ class World:
         return mean + self.spread * float(random.standard_normal())
 
 
-def calls(known: Known) -> dict[tuple[int, int], str]:
+def calls(known: HarmEvidence) -> dict[tuple[int, int], str]:
     return {pulse.spans[0]: known.of(pulse).call for pulse in known.windows("high")}
 
 
@@ -161,15 +161,17 @@ def test_safe_windows_that_are_undecided_together_are_tried_without_the_worst() 
     means = dict(zip(rules.coarse("high"), (0.1, 0.6, 0.2), strict=True))
     harms |= {(p, seed): mean + 0.01 * seed for p, mean in means.items() for seed in range(3)}
     every, first = Pulse("high", ((0, 9),)), Pulse("high", ((0, 3), (6, 9)))
-    known = Known(rules, harms)
+    known = HarmEvidence(rules, harms)
     assert known.unions("high") == [every, first]
     assert next_round(known, Left()) == [(every, seed) for seed in range(3)]
-    undecided = Known(rules, harms | {(every, s): 0.9 + x for s, x in enumerate((-1.0, 0.0, 1.0))})
+    undecided = HarmEvidence(
+        rules, harms | {(every, s): 0.9 + x for s, x in enumerate((-1.0, 0.0, 1.0))}
+    )
     assert next_round(undecided, Left(units=60.0)) == [(first, seed) for seed in range(3)]
     best = undecided.best("high")
     assert best == rules.coarse("high")[0]
     more = {(first, seed): 0.3 + 0.01 * seed for seed in range(3)}
-    done = Known(rules, {**undecided.harms, **more})
+    done = HarmEvidence(rules, {**undecided.harms, **more})
     assert done.best("high") == first
     assert next_round(done, Left(units=60.0)) == []
 
@@ -199,13 +201,13 @@ def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
     harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
     harms |= {(wide, seed): 0.4 + spread for seed, spread in enumerate((-1.0, 0.0, 1.0))}
     harms |= {(safe, seed): 0.01 * seed for seed in range(3)}
-    runs = next_round(Known(rules, harms), Left(units=100.0), slots=100)
+    runs = next_round(HarmEvidence(rules, harms), Left(units=100.0), slots=100)
     halves = rules.halves(wide)
     assert runs == [(half, seed) for half in halves for seed in range(3)]
-    known = Known(rules, harms | dict.fromkeys(runs, 0.0))
+    known = HarmEvidence(rules, harms | dict.fromkeys(runs, 0.0))
     assert known.windows("high") == [*halves, safe]
     assert known.unions("high")[0] == Pulse("high", ((0, 8),))
-    few = next_round(Known(rules, harms), Left(units=30.0))
+    few = next_round(HarmEvidence(rules, harms), Left(units=30.0))
     assert few == [(None, 3), (wide, 3)], "too few for six runs of halves"
 
 
@@ -242,7 +244,7 @@ def test_a_budget_is_kept(units: float) -> None:
 
 
 def test_runs_are_a_budget_too() -> None:
-    known = Known(Rules(12, ("high",), 1.0), {(None, 0): 0.0})
+    known = HarmEvidence(Rules(12, ("high",), 1.0), {(None, 0): 0.0})
     runs = next_round(known, Left(runs=7))
     assert len(runs) <= 7
     assert runs[-1][0] is not None
@@ -252,7 +254,7 @@ def test_runs_are_a_budget_too() -> None:
 def test_a_pulse_that_broke_is_not_tried_again() -> None:
     broken = Pulse("high", ((0, 3),))
     harms: Harms = {(None, 0): 0.0, (broken, 0): math.inf}
-    runs = next_round(Known(Rules(12, ("high",), 1.0), harms), Left())
+    runs = next_round(HarmEvidence(Rules(12, ("high",), 1.0), harms), Left())
     assert (broken, 1) not in runs
     assert (broken, 2) not in runs
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from drawn import misplaced
 
-from regimes.harms.decide import Known, Pulse, Rules, Run
+from regimes.harms.decide import HarmEvidence, Pulse, Rules, Run
 from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
 from regimes.plotting import style
@@ -28,7 +28,7 @@ def found() -> Harm:
         for seed in range(3):
             harms[pulse, seed] = (stop - first) * 0.3 * (1 + 0.1 * (seed - 1)) * rate**2
     kinds = {"high": Kind("high", "rank 1", within=("policy", "high", "low"))}
-    known, shown = Known(rules, harms), find_metric("loss")
+    known, shown = HarmEvidence(rules, harms), find_metric("loss")
     return Harm(known, kinds, shown, "epoch", rates=RATES, minutes=0.5)
 
 
@@ -39,7 +39,7 @@ def test_the_time_until_a_decision_is_that_of_its_runs() -> None:
     coarse = {None, *whole.known.rules.coarse("high")}
     harms = {run: h for run, h in whole.known.harms.items() if run[0] in coarse}
     del harms[last, 2]
-    known = Known(whole.known.rules, harms)
+    known = HarmEvidence(whole.known.rules, harms)
     answer = Harm(known, whole.kinds, whole.shown, "epoch", minutes=0.5)
     row = answer.table.iloc[-1]
     assert (row["call"], row["n"], row["minutes"]) == ("unresolved", 2, 2 * 0.5)
@@ -59,7 +59,9 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
             spread = 1.5 if wide else 0.1
             harms |= {(pulse, seed): mean + spread * (seed - 1) for seed in range(3)}
     kinds = {arm: Kind(arm, arm) for arm in means}
-    answer = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch", rates=[0.5] * 24)
+    answer = Harm(
+        HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch", rates=[0.5] * 24
+    )
     with style.theme():
         drawn = answer.figure()
         assert misplaced(drawn) == []
@@ -86,15 +88,15 @@ def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
     for pulse, mean in ((early, 4.0), (late, 0.0), (second, 0.0)):
         harms |= {(pulse, seed): mean + 0.1 * (seed - 1) for seed in range(3)}
     kinds = {"high": Kind("high", "rank 1")}
-    answer = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
+    answer = Harm(HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
     untried, *_ = answer.sentences()
     # 3 seeds of a run from the start, whose trunks are there: 24 epochs of 3 seconds
     said = "epochs 0-1  unresolved  not tried: 72 seconds for 3 seeds; epochs 0-3: 4.0 ["
     assert untried.startswith(said)
     del harms[second, 0], harms[second, 1], harms[second, 2]  # of no half anything is known
-    whole = Harm(Known(rules, harms), kinds, find_metric("accuracy"), "epoch")
+    whole = Harm(HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch")
     assert [row["call"] for _, row in whole.table.iterrows()] == ["harmful", "safe"]
     assert whole.sentences()[0].startswith("epochs 0-3  harmful     4.0 [")
     assert len(whole.known.windows("high")) == 3
-    nothing = Harm(Known(rules, {}), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
+    nothing = Harm(HarmEvidence(rules, {}), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
     assert nothing.sentences()[0].endswith("not tried: 2 minutes for 3 seeds")

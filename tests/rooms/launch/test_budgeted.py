@@ -12,7 +12,7 @@ import pytest
 
 from regimes.errors import ConfigError, FolderInUse, RecordError
 from regimes.launch import budgeted
-from regimes.launch.budgeted import LOG, Budget, Ended, Round, rounds_of, search_in_rounds
+from regimes.launch.budgeted import LOG, Ended, Round, SearchBudget, rounds_of, search_in_rounds
 
 
 class Killed(BaseException):
@@ -147,4 +147,4 @@ def test_another_file_is_no_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [{}, {"minutes": 0.0}, {"runs": 0}, {"minutes": -1.0, "runs": 3}])
 def test_a_budget_that_is_none(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Budget(**given)
+        SearchBudget(**given)

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError
 from regimes.plans.curve import Probe
-from regimes.plans.decide import FEWEST, FIRST, NEXT, SEEDS, Aim, Known, next_probes, rungs_within
+from regimes.plans.decide import (
+    FEWEST,
+    FIRST,
+    NEXT,
+    SEEDS,
+    Aim,
+    PlanEvidence,
+    next_probes,
+    rungs_within,
+)
 from regimes.plans.priced import Price, keep_faster
 
 PRICES = {
@@ -32,7 +41,7 @@ def loss(probe: Probe) -> float:
     return float(3 + 4 * probe.steps**-0.4 + gap + 0.05 * (probe.rate - 2.0) ** 2 + noise)
 
 
-def planned(span: float, afford: float, aim: Aim) -> tuple[Known, list[list[Probe]]]:
+def planned(span: float, afford: float, aim: Aim) -> tuple[PlanEvidence, list[list[Probe]]]:
     """All rounds of a plan with so many steps of probes to spend."""
     spent = 0.0
 
@@ -40,14 +49,14 @@ def planned(span: float, afford: float, aim: Aim) -> tuple[Known, list[list[Prob
         return lambda probes: sum(p.steps for p in probes) <= share * (afford - spent)
 
     rungs = rungs_within(span, PRICES, within(FIRST), 1 if aim.seconds else 3)
-    known, rounds = Known(aim, PRICES, rungs, {}), []
+    known, rounds = PlanEvidence(aim, PRICES, rungs, {}), []
     while True:
         probes = next_probes(known, range(10, 18), within(NEXT))
         probes = [p for p in probes if (spent := spent + p.steps) <= afford]
         if not probes:
             return known, rounds
         rounds.append(probes)
-        known = Known(aim, PRICES, rungs, {**known.losses, **{p: loss(p) for p in probes}})
+        known = PlanEvidence(aim, PRICES, rungs, {**known.losses, **{p: loss(p) for p in probes}})
 
 
 def true(method: str, span: float) -> float:
@@ -109,7 +118,7 @@ def test_rungs_are_halves_of_the_training_and_none_is_too_short() -> None:
     rungs = rungs_within(100.0, PRICES, afford)
     assert rungs[-1] == 100.0
     assert all(b == 2 * a for a, b in itertools.pairwise(rungs))
-    known = Known(Aim(seconds=100.0), PRICES, rungs, {})
+    known = PlanEvidence(Aim(seconds=100.0), PRICES, rungs, {})
     assert min(known.steps(m, 0) for m in PRICES) >= FEWEST
     assert rungs_within(100.0, PRICES, lambda probes: False) == ()
     shortest = FEWEST * PRICES["dense"].seconds  # 6.25 s, half of a half, is below it
@@ -131,12 +140,12 @@ def test_aims_that_are_none(wrong: dict[str, float]) -> None:
 def test_rates_fall_where_trainings_break_and_the_search_ends_where_all_do() -> None:
     """Dense climbs down to the lowest rate that is tried, and no other method begins."""
     rungs = (100.0, 200.0)
-    known = Known(Aim(seconds=200.0), PRICES, rungs, {})
+    known = PlanEvidence(Aim(seconds=200.0), PRICES, rungs, {})
     rates = []
     while todo := next_probes(known, [10, 11], lambda probes: True):
         rates += [probe.rate for probe in todo]
         assert {probe.method for probe in todo} == {"dense"}
-        known = Known(
+        known = PlanEvidence(
             Aim(seconds=200.0), PRICES, rungs, {**known.losses, **dict.fromkeys(todo, math.inf)}
         )
     assert rates == [-1.0, 0.0, 1.0, -2.0, -3.0, -4.0]

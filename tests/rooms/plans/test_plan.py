@@ -28,7 +28,7 @@ from regimes.config import RunConfig, override_fields
 from regimes.cost import measure
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, DataError, RecordError
-from regimes.launch.budgeted import LOG, Budget
+from regimes.launch.budgeted import LOG, SearchBudget
 from regimes.network import Network
 from regimes.plans.curve import Probe
 from regimes.plans.priced import Links, Priced, price_methods
@@ -162,7 +162,7 @@ def test_an_extrapolated_accuracy_stays_below_100_percent(found: regimes.Plan) -
         for steps, accuracy in ((horizon // 60 or 1, 50.0), (horizon // 20, 90.0)):
             losses[Probe(method, steps, 0.0, 0)] = -accuracy - (method == "dense")
     known = replace(found.known, losses=losses, ends=(-100.0, 0.0))
-    plan = replace(found, known=known, more=Budget(12.0))
+    plan = replace(found, known=known, more=SearchBudget(12.0))
     assert known.curve.losses_at("dense", [31]).min() < -100  # the fit goes beyond
     assert plan.table[["loss", "low", "high"]].to_numpy().max() == 100
     assert not plan.decided

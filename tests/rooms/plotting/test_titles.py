@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.plotting import looks, style, words
-from regimes.plotting.said import Estimate
+from regimes.plotting.said import MeanInterval
 from regimes.records import RecordWriter, load_all
 
 BITS = looks.find_metric("bits per byte")
@@ -163,7 +163,7 @@ def test_no_line_of_a_title_ends_between_a_number_and_its_unit(width: float) -> 
 @given(st.floats(-5, 5), st.floats(0.001, 5))
 def test_an_end_of_an_effect_that_is_shown_is_not_written_as_zero(low: float, width: float) -> None:
     high = low + width
-    known = Estimate(low + width / 2, low, high, 5)
+    known = MeanInterval(low + width / 2, low, high, 5)
     ends = known.numbers(".1f").partition("[")[2].rstrip("]").split(", ")
     for text, end in zip(ends, (low, high), strict=True):
         assert float(text) == pytest.approx(end, abs=0.0501)

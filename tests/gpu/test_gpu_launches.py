@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is p
     "sign": (Sign, "exchange"),
     "acp-sgd": (ACPSGD, "exchange"),
     "dct-topk": (DCTTopK, "exchange"),
-    "local steps": (Rounds, "step"),
+    "local steps": (Rounds, "step_workers"),
     "gpt": (GPT, "forward"),
     "adamw": (torch.optim.AdamW, "step"),
 }

@@ -157,6 +157,10 @@ class Reducer:
         chosen = [levels[i] for i in layers], kinds, self.tentative
         plan = self._plans.get(layers)
         if plan is None or plan.chosen != chosen:
+            # Buckets share no layer. Those that do were of other steps, as where other layers were
+            # used, and hold memory for residuals.
+            for other in [x for x in self._plans if not {*layers}.isdisjoint(x)]:
+                del self._plans[other]
             plan = self._plans[layers] = self._make_plan(layers, gradients, levels, chosen)
         return plan
 

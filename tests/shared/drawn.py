@@ -229,13 +229,6 @@ def legends(figure: Figure) -> list[Legend]:
     return [legend for legend in found if legend.get_visible()]
 
 
-def title(figure: Figure) -> str:
-    """Of the whole figure: by itself, above a legend or above its first axes; the longest."""
-    found = [figure.get_suptitle(), *(legend.get_title().get_text() for legend in figure.legends)]
-    found.append(figure.axes[0].get_title(loc="left"))  # where a legend stands at the right
-    return " ".join(max(found, key=len).split())
-
-
 def _written(axis: Axis) -> dict[float, str]:
     """What was given to stand along an axis, by its place."""
     if not isinstance(axis.get_major_locator(), FixedLocator):

@@ -272,8 +272,7 @@ SHADED = ("figure2a", "criticality")  # light to dark, in the order of layers or
 
 
 def answers(name: str, figure: Figure) -> None:
-    """Its title is a sentence, and an axis says which way is better."""
-    assert len(drawn.title(figure).split()) >= 6, f"{name}: {drawn.title(figure)!r} is no answer"
+    """An axis says which way is better."""
     labels = [f"{ax.get_xlabel()} {ax.get_ylabel()}" for ax in figure.axes]
     said = " ".join([*labels, figure.get_supylabel()])
     assert name in NEUTRAL or re.search(r"better|agrees more", said), f"{name}: which is better?"

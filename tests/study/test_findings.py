@@ -117,28 +117,6 @@ def test_the_claims_of_the_paper_are_what_the_records_say() -> None:
 # -- the page that is read -------------------------------------------------------------------
 
 
-def test_the_first_page_is_short_and_every_section_says_how_sure() -> None:
-    text = pages.place(pages.SUMMARY).read_text(encoding="utf-8")
-    assert len(text.split()) <= 2500
-    _, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    assert len(sections) >= 12
-    for section in sections:
-        title, body = section.split("\n", 1)
-        assert title.endswith("?"), title
-        assert "**How sure:**" in body, title
-        assert "**What would refute it:**" in " ".join(body.split()), title
-        assert "](findings/" in body, title
-        assert len(re.findall(r"^!\[", body, re.MULTILINE)) <= 1, title
-
-
-def test_the_pages_ask_a_question_and_begin_with_an_answer() -> None:
-    for name in pages.names():
-        text = pages.place(name).read_text(encoding="utf-8")
-        title, first, *_ = text.split("\n\n")
-        assert title.endswith("?")
-        assert not first.startswith(("This page", "|", "!", "`")), title
-
-
 def test_every_page_is_linked_from_the_first() -> None:
     text = pages.place(pages.SUMMARY).read_text(encoding="utf-8")
     linked = {*re.findall(r"\]\(findings/([\w-]+)\.md", text)} | {pages.SUMMARY}

@@ -50,6 +50,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import clock_choices
 from benchmarks.plans import (
     LOSSES,
     PLANS,
@@ -139,6 +140,11 @@ def train_choices(out: Path, jobs: int) -> None:
             return [probe for probe in probes if (size, probe) not in losses]
 
         train_rounds(size, config, next_runs, OWN, out, jobs)
+
+
+def all_losses() -> Losses:
+    """Those of the plans, and of this module."""
+    return known(LOSSES, OWN)
 
 
 # -- what the clocks are ----------------------------------------------------------------------
@@ -299,6 +305,7 @@ def report(losses: Losses) -> str:
             *_outcomes(clocks),
             *_held_out(held_out_gaps(losses)),
             "",
+            *clock_choices.section(losses, clocks),
         ]
     )
 
@@ -460,7 +467,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("runs/clocks"))
     arguments = parser.parse_args()
     if arguments.what == "report":
-        losses = known(LOSSES, OWN)
+        losses = all_losses()
         write_output(PAGE, text := report(losses))
         with style.theme():
             content = style.render_figure(figure(all_clocks(losses)), "png")

@@ -38,6 +38,7 @@ LINKS = ("fsdp_link", "island_link", "network")
 PAGES: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: module(name).markdown(numbers(name)) for name in (*LINKS, "faults")},
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
+    "clocks": lambda: module("clocks").report(module("clocks").all_losses()),
     "plans": lambda: module("plans").report(),
     "race": raced,
 }

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import clocks
+from benchmarks import clock_choices, clocks
 from regimes.plans.curve import Probe
 
 
@@ -64,3 +64,17 @@ def test_the_page_names_what_was_refuted() -> None:
     assert "clock is 0.85 to 1.18 of that at 115k: refuted by rank 1 at" in text
     assert "rank 1 falls by 10 to 30 % with a doubling: refuted" in text
     assert "rank 1 has 0.35 +- 0.1 at 600 steps: holds" in text
+
+
+def test_a_line_gives_a_clock_with_the_interval_of_new_seeds() -> None:
+    same = {("115k", "dense/8", n): [0.7, 0.8, 0.9] for n in clocks.LENGTHS}
+    middle, low, high = clock_choices.clock_at(same, "dense/8", ("115k",), 600) or (0, 0, 0)
+    assert middle == pytest.approx(0.8)
+    assert high - 0.8 == pytest.approx(0.8 - low)
+    assert 0.06 < high - 0.8 < 0.15  # a seed deviates by 0.09
+    more = {**same, **{("115k", "topk:1", n): [0.5] * 3 for n in clocks.LENGTHS}}
+    assert (clock_choices.clock_at(more, "topk:1/8", ("115k",), 600) or [0])[0] == pytest.approx(
+        0.4
+    )
+    assert clock_choices.clock_at(same, "topk:1", ("115k",), 600) is None
+    assert clock_choices.clock_at({}, "dense", ("115k",), 600) == (1.0, 1.0, 1.0)

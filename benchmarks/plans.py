@@ -57,7 +57,7 @@ import numpy as np
 import regimes
 from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse_method
-from regimes.launch import budgeted, sweep
+from regimes.launch import search, sweep
 from regimes.plans.curve import Probe
 from regimes.plans.probes import configure_probe, in_steps, name_probe
 from regimes.plotting.groups import tested_by
@@ -234,7 +234,7 @@ def train_rounds(
                 _append(file, {**line, "seed": seed, "loss": loss})
                 print(f"{size} {run}: {loss}", flush=True)
 
-            budgeted.train_cells(trainer, cells, ended)
+            search.train_cells(trainer, cells, ended)
 
 
 def _of(probe: Probe) -> tuple[int, float, int]:

@@ -33,6 +33,7 @@ from typing import Literal
 
 import numpy as np
 
+from regimes.launch.search import Left
 from regimes.statistics import LEAST
 
 Call = Literal["safe", "harmful", "open"]
@@ -184,19 +185,6 @@ class Rules:
             found |= {pulse.first for pulse in todo}
             todo = [half for pulse in todo for half in self.halves(pulse)]
         return sorted(found)
-
-
-@dataclass(frozen=True)
-class Left:
-    """What is left of a budget.
-
-    Attributes:
-        units: that can still be trained, over all processes.
-        runs: that can still be trained.
-    """
-
-    units: float = math.inf
-    runs: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from regimes.harms.jobs import Job, Jobs
 from regimes.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.harms.records import Records
 from regimes.harms.result import Harm
-from regimes.harms.search import Show
-from regimes.launch.budgeted import SearchBudget
+from regimes.launch.search import SearchBudget, Show
 from regimes.launch.subject import read_subject
 from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder

@@ -17,16 +17,15 @@ from regimes.errors import ConfigError, TrainingError, require
 from regimes.harms.decide import Pulse, Run
 from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
-from regimes.harms.search import Facts, Search, Show, result_of
-from regimes.launch import budgeted
-from regimes.launch.budgeted import Round, SearchBudget
+from regimes.harms.search import Facts, HarmSearch
+from regimes.launch.search import SearchBudget, SearchLog, Show, as_number, expect
 from regimes.plotting.looks import Metric
 
 LARGEST = 1e100  # beyond it a training broke; squares of smaller ones are finite
 Job = Callable[[Pulse | None, int], float]
 
 
-class Jobs(Search):
+class Jobs(HarmSearch):
     """Runs of a function.
 
     Attributes:
@@ -49,11 +48,11 @@ class Jobs(Search):
         require(units >= 2, "units", units, "2 or more")
         super().__init__(out, kinds, margin, parts, first_seed)
         self.job, self.units, self.shown = job, units, shown
-        self.told = {"units": units, "metric": shown.name}
+        self.question = {"units": units, "metric": shown.name}
 
     def search(self, budget: SearchBudget, show: Show) -> Harm:
         """Search, and say what was found."""
-        return self.found(self.run(budget, 1, show))
+        return self.found(self.run_rounds(budget, show))
 
     def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
         """Call the function for each.
@@ -69,26 +68,28 @@ class Jobs(Search):
                 raise TrainingError(f"{self.name(run)}: the metric is {metric}")
             ended(run, metric if ended_well else None)
 
-    def facts_of(self, rounds: Sequence[Round]) -> Facts:
-        return Facts(self.units, self.end_of((None, 0), rounds), 0.0, self.shown)
+    def cost(self, run: Run) -> float:
+        return self.units - (run[0].first if run[0] else 0)
 
-    def end_of(self, run: Run, rounds: Sequence[Round]) -> float:
-        return self.shown.factor * float(result_of(self.name(run), rounds))
+    def facts_of(self, log: SearchLog[Run]) -> Facts:
+        return Facts(self.units, self.end_of((None, 0), log), 0.0, self.shown)
 
-    def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
-        value = result_of(self.name(run), rounds)
+    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
+        return self.shown.factor * float(log.results[run])
+
+    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+        value = log.results[run]
         if value is None:
             return math.inf
         sign = self.shown.factor * (1 if self.shown.lower else -1)
-        return float(sign * (value - result_of(self.name((None, run[1])), rounds)))
+        return float(sign * (value - log.results[None, run[1]]))
 
-    def line(self, run: Run, rounds: Sequence[Round]) -> str:
-        value = result_of(self.name(run), rounds)
-        return f"{self.name(run)}: {self.shown.name} {value}"
+    def line(self, run: Run, log: SearchLog[Run]) -> str:
+        return f"{self.name(run)}: {self.shown.name} {log.results[run]}"
 
     def check_result(self, run: Run, result: Any) -> None:
         if result is not None or run[0] is None:
-            budgeted.expect(abs(budgeted.as_number(result)) <= LARGEST)
+            expect(abs(as_number(result)) <= LARGEST)
 
 
 def _number(value: Any) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import BranchConfig, RunConfig, to_dict
+from regimes.config import BranchConfig, RunConfig
 from regimes.errors import TrainingError, require
 from regimes.harms import measured
 from regimes.harms.decide import HarmEvidence, Pulse, Run
@@ -16,20 +16,17 @@ from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.ladder import grid_toml, ladders_of
 from regimes.harms.rates import mean_rates
 from regimes.harms.result import Harm
-from regimes.harms.search import Facts, Search, ended_runs, result_of, rules_of
-from regimes.launch import budgeted, sweep
-from regimes.launch.budgeted import Round, SearchBudget
+from regimes.harms.search import Facts, HarmSearch, rules_of
+from regimes.launch.search import RecordSearch, SearchBudget, SearchLog, Show, expect
 from regimes.launch.sweep import Cell
 from regimes.plotting.groups import tested_by
-from regimes.records import Record, check_same, last_metric, load, trunk_reference, unit_name
-from regimes.training.quirks import resolve_quirks
+from regimes.records import Record, last_metric, load, trunk_reference, unit_name
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
-    from regimes.harms.search import Show
 
 
-class Records(Search):
+class Records(RecordSearch[Run], HarmSearch):
     """Trunks of several seeds, and their branches.
 
     Attributes:
@@ -47,7 +44,7 @@ class Records(Search):
         parts: int,
     ) -> None:
         super().__init__(out, kinds, margin, parts, trunk.seed)
-        self.task, self._records = task, dict[str, Record]()
+        self.task, self.devices, self._records = task, [trunk.device], dict[str, Record]()
         self.trunk = replace(trunk, checkpoint_keep=self._list_checkpoints(trunk), reporters=())
 
     def _list_checkpoints(self, trunk: RunConfig) -> Any:
@@ -87,79 +84,51 @@ class Records(Search):
 
     def search(self, budget: SearchBudget, jobs: int, show: Show) -> Harm:
         """Search, and say what was found."""
-        require(jobs >= 1, "jobs", jobs, "at least 1")
-        done = ended_runs(self.rounds())
-        for run in done:
-            check_same(self.out / self.name(run), to_dict(resolve_quirks(self.cell(run)[1])))
-        if done and self.task is not None:
-            self._check_task(self.task)
-        with sweep.make_trainer(jobs, [self.trunk.device], self.task) as trainer:
-            self._trainer = trainer
-            rounds = self.run(budget, jobs, show)
-        return self.found(rounds)
+        self.jobs = jobs
+        return self.found(self.run_rounds(budget, show))
 
-    def _check_task(self, task: Task) -> None:
-        """Raise RecordError unless model and data are the first trunk's: the trunks of other
-        seeds would be of another search."""
-        from regimes.training.state import check_same_task  # torch, so late
+    def may_fail(self, run: Run, error: str) -> bool:
+        return run[0] is not None and super().may_fail(run, error)  # a trunk ends
 
-        first = (None, 0)
-        task.build(self.cell(first)[1])  # whose weights the header then has
-        check_same_task(
-            self.out / self.name(first), self.record(first).header["data"], task.header()
-        )
-
-    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
-        """Train runs, or find them finished; a result is the error of a pulse that broke.
-
-        Raises:
-            TrainingError: a run could not end for another reason than a loss that is not finite.
-            RecordError: another process trains it.
-        """
-        named = {self.name(run): run for run in runs}
-        budgeted.train_cells(
-            self._trainer,
-            {name: self.cell(run) for name, run in named.items()},
-            lambda name, error: ended(named[name], error),
-            lambda name: named[name][0] is None,  # a trunk
-        )
+    def cost(self, run: Run) -> float:
+        return len(self.record((None, 0)).rows) - (run[0].first if run[0] else 0)
 
     # -- results -----------------------------------------------------------------------------
 
-    def facts_of(self, rounds: Sequence[Round]) -> Facts:
+    def facts_of(self, log: SearchLog[Run]) -> Facts:
         return facts_of_trunk(self.record((None, 0)))
 
-    def end_of(self, run: Run, rounds: Sequence[Round]) -> float:
+    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
         return _last_metric(self.record(run))
 
-    def harm_of(self, run: Run, rounds: Sequence[Round]) -> float:
-        if result_of(self.name(run), rounds) is not None:
+    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+        if log.results[run] is not None:
             return math.inf
         pair = self.record(run), self.record((None, run[1]))
         found = measured.by_run(measured.by_unit([pair], broken=True))["harm"]
         return float(found.iloc[0])
 
-    def line(self, run: Run, rounds: Sequence[Round]) -> str:
-        name, why = self.name(run), result_of(self.name(run), rounds)
+    def line(self, run: Run, log: SearchLog[Run]) -> str:
+        name, why = self.name(run), log.results[run]
         if why is not None:
             return f"{name}: broke, {why}"
         shown = tested_by(self.record(run))
         if run[0] is None:
             return f"{name}: {shown.heading} {_last_metric(self.record(run)):.{shown.digits}f}"
-        harm = self.harm_of(run, rounds)
+        harm = self.harm_of(run, log)
         if math.isinf(harm):
             return f"{name}: broke, the {shown.name} in the end is not finite"
         return f"{name}: harm {harm:.{shown.digits + 1}f} {shown.unit}"
 
     def check_result(self, run: Run, result: Any) -> None:
-        budgeted.expect(result is None or (isinstance(result, str) and run[0] is not None))
+        expect(result is None or (isinstance(result, str) and run[0] is not None))
 
-    def found(self, rounds: Sequence[Round]) -> Harm:
+    def found(self, log: SearchLog[Run]) -> Harm:
         """What the rounds have found, with bytes, rates and ladders."""
-        first, known = self.record((None, 0)), self.known(rounds)
+        first, known = self.record((None, 0)), self.known(log)
         rates = mean_rates(first)
         found = replace(
-            super().found(rounds),
+            super().found(log),
             unit=unit_name(first.config),
             saved=self._saved(known),
             rates=[rate / (max(rates) or 1.0) for rate in rates],

@@ -16,14 +16,14 @@ from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, parse_seconds, read_links
 from regimes.cost.methods import parse_method, parse_methods
 from regimes.errors import require
-from regimes.launch.budgeted import SearchBudget
+from regimes.launch.search import SearchBudget, Show
 from regimes.launch.subject import read_subject
 from regimes.network import Network
 from regimes.plans.decide import FEWEST, Aim
 from regimes.plans.priced import Links, keep_faster, price_methods, renew_prices
 from regimes.plans.probes import in_steps
 from regimes.plans.result import Plan
-from regimes.plans.search import Asked, Probes, Show, read_question
+from regimes.plans.search import Asked, Probes, read_question
 from regimes.records.files import record_folder
 
 if TYPE_CHECKING:

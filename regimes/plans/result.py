@@ -14,7 +14,7 @@ import numpy as np
 from regimes.config import DENSE, RunConfig, to_toml
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError
-from regimes.launch.budgeted import SearchBudget
+from regimes.launch.search import SearchBudget
 from regimes.plans.curve import Probe
 from regimes.plans.decide import FEWEST, SURE, PlanEvidence
 from regimes.plans.probes import configure_probe

@@ -30,7 +30,7 @@ import regimes
 from regimes.config import RunConfig, override, to_dict
 from regimes.errors import RegimesError
 from regimes.harms.decide import Pulse
-from regimes.launch import budgeted, sweep, tune
+from regimes.launch import search, sweep, tune
 from regimes.records import RecordWriter, locate_trunk
 from regimes.records.branches import trunk_table
 from regimes.training.quirks import resolve_quirks
@@ -255,7 +255,7 @@ class Searched:
             return self.law(pulse, seed)
 
         clock = SimpleNamespace(monotonic=lambda: now[0])
-        with mock.patch.object(budgeted, "time", clock if self.seconds else budgeted.time):
+        with mock.patch.object(search, "time", clock if self.seconds else search.time):
             found = [regimes.harm(job, out=out, **given) for given in self.given]
         return _say_harm(out, found[-1])
 
@@ -309,7 +309,8 @@ def _say_harm(out: Path, found: regimes.Harm) -> dict[str, Any]:
             )
         safe = found.known.best(arm)
         best[arm] = None if safe is None else _say_spans(safe)
-    rounds = [in_short(each.runs) for each in budgeted.rounds_of(out)]
+    log = search.read_log(out, lambda names, facts: names)
+    rounds = [in_short(each.runs) for each in log.rounds]
     return {"rounds": rounds, "calls": calls, "safe": best}
 
 

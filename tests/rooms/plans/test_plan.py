@@ -28,7 +28,7 @@ from regimes.config import RunConfig, override_fields
 from regimes.cost import measure
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, DataError, RecordError
-from regimes.launch.budgeted import LOG, SearchBudget
+from regimes.launch.search import LOG, SearchBudget
 from regimes.network import Network
 from regimes.plans.curve import Probe
 from regimes.plans.priced import Links, Priced, price_methods

@@ -1,11 +1,15 @@
 """The exchange of one bucket: each compressor's layers, and numbers that are averaged beside them.
 
 ``exchange.exchange`` says which layers form a bucket, and when it leaves.
+
+A step may be skipped, or thrown away later. What the fields of a layer's memory were is therefore
+kept before it, and its residual goes to other memory (`Bucket.take_turn`): so a step that was not
+applied costs nothing but to set them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -57,12 +61,16 @@ class Reducer:
             they take 1.
         scale: what the gradients of the step to come were multiplied by.
         tentative: a step leaves the residuals before it as they are (`Bucket`).
+        kept: by layer, the fields of its memory before the step under way.
+        before: by layer, those before the last step, which are not taken back yet; None: there is
+            nothing to undo.
         reads_rates: a compressor reads the rate, or a residual had another unit when it was loaded.
     """
 
     rates: Sequence[float] | None = None
     scale = 1.0
     tentative = False
+    before: dict[int, dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -76,6 +84,7 @@ class Reducer:
         self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
         self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}  # of `at`
         self._plans: dict[tuple[int, ...], BucketPlan] = {}
+        self.kept: dict[int, dict[str, Any]] = {}
         self.reads_rates = any(c.reads_rate for c in self.compressors)
         self.traffic_check = TrafficCheck(self.at, self.layers, world)
         first = world.hosted[0]
@@ -221,6 +230,55 @@ class Reducer:
     def residuals(self) -> list[Tensor | None]:
         """What each hosted worker has not sent yet, per layer."""
         return [state.residual for state in self.states]
+
+    # -- a step that may not count -------------------------------------------------------------
+
+    def keep(self, layers: Iterable[int]) -> None:
+        """The step under way comes to these layers."""
+        for i in layers:
+            state = self.states[i]
+            self.kept[i] = state.snapshot()
+            if not self.tentative and state.residual is not None:
+                state.residual = state.residual.detach()  # another tensor: it is not written to
+
+    def settle_step(self, unapplied: Collection[int] = ()) -> None:
+        """The step is over, and counts, except in ``unapplied`` layers: to adopt their residuals
+        would forget an update that was never applied."""
+        self._restore(self.kept, unapplied)
+        self.before = {i: fields for i, fields in self.kept.items() if i not in unapplied}
+        self.kept = {}
+
+    def drop_step(self) -> None:
+        """A step under way has failed, if there is one."""
+        self._restore(self.kept, self.kept)
+
+    def undo_step(self, layers: Collection[int] | None = None) -> set[int]:
+        """Take the last step back in some layers, or in all; returns the layers it had changed."""
+        if (before := self.before) is None:
+            return set()
+        chosen = {i for i in before if layers is None or i in layers}
+        self._restore(before, chosen)
+        self.before = {i: x for i, x in before.items() if i not in chosen} or None
+        return chosen
+
+    def _restore(self, fields: dict[int, dict[str, Any]], layers: Iterable[int]) -> None:
+        for i in layers:
+            if i in fields:
+                self.states[i].restore(fields[i])
+
+    @property
+    def scales(self) -> list[float]:
+        """Per layer, the scale of the loss in which its residual is stored."""
+        pairs = zip(self.states, self.compressors, strict=True)
+        return [state.scale if compressor.in_place else 1.0 for state, compressor in pairs]
+
+    def rescale(self, ratio: float) -> None:
+        """The present residuals are in units of ``ratio`` times the scale that was assumed."""
+        for state, compressor in zip(self.states, self.compressors, strict=True):
+            if compressor.in_place:
+                state.scale *= ratio
+            else:
+                state.rescale_residual(ratio)
 
     # -- checkpoint --------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
 from regimes.ddp.sharded import ShardedGradients
-from regimes.ddp.source import Attached, DDPGradients
-from regimes.ddp.steps import HookSteps
+from regimes.ddp.source import DDPGradients
+from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import ConfigError, require, unexpected_value
 from regimes.job import choices

@@ -33,8 +33,7 @@ from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
-from regimes.exchange.nonfinite import fill_if_nonfinite, finite_flag
-from regimes.exchange.tentative import TentativeMemories
+from regimes.exchange.exchange import fill_if_nonfinite, finite_flag
 from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
@@ -149,7 +148,6 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.sizes = [layout.owned_size for layout in source.layouts]
         self.reductions = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
-        self._memories = TentativeMemories(reducer)
         self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
         self._updates: dict[int, Tensor] = {}
         self.readers, self._due = readers, False  # the step under way is measured
@@ -159,10 +157,6 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self._flag: tuple[Tensor, Any] | None = None  # of the last step, on its way to the host
         self._scale = 1.0  # of the loss of the step under way
         self._pass: int | None = None  # the autograd engine's number of the step under way
-
-    @property
-    def memories(self) -> TentativeMemories:
-        return self._memories
 
     # -- in backward, in a stream of FSDP2 -------------------------------------------------------
 
@@ -209,7 +203,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.forget_step()  # from here on .grad may be the sum of several passes
         if self.source.follow():
             self.follow(self.source.members)
-        self._pass, self._pending, self.memories.kept = now, {}, {}
+        self._pass, self._pending, self.reducer.kept = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
         self.applied.begin_pass()
         self.loss_scale.begin_pass()
@@ -224,8 +218,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         """A layer's memory, which this pass changes."""
         state: State = self.reducer.states[layer]
         self.reducer.scale = scale * self._scale
-        if layer not in self.memories.kept:
-            self.memories.keep([layer])
+        if layer not in self.reducer.kept:
+            self.reducer.keep([layer])
             if not self.reducer.compressors[layer].in_place:
                 state.scale = self.reducer.scale
         return state
@@ -254,7 +248,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         with self.clock.count_waiting(self.within):  # a collective, whatever this process has found
             flag = self._combine_flags(torch.stack(self._flags).sum())
         # before the host knows whether the step is finite: ``_judge_last_step`` takes it back
-        self.memories.settle_step()
+        self.reducer.settle_step()
         self.within.meter.add_counts(
             self.gathered.take_counts()
         )  # of this step: after its first reduce-scatter
@@ -305,7 +299,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         if event is not None:
             event.synchronize()
         if not bool(flag.isfinite()):
-            self.memories.undo_step()
+            self.reducer.undo_step()
             self._last = None
             self.finite_in_unit -= 1
 

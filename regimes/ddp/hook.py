@@ -27,9 +27,8 @@ from regimes.config import DENSE
 from regimes.ddp.divided_state import DividedState
 from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.sharded_state import ShardedState
-from regimes.ddp.source import Attached
 from regimes.ddp.state import Fitted, StateCodec
-from regimes.ddp.steps import HookSteps
+from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, RegimesError, TrainingError
@@ -349,7 +348,7 @@ class Hook(Job):
         """The residual of each layer, in units of the shared gradient, which is a mean, and of the
         unscaled loss."""
         reducer, found = self.reducer, list[Tensor | None]()
-        layers = zip(reducer.layers, reducer.compressors, self.steps.scales, strict=True)
+        layers = zip(reducer.layers, reducer.compressors, reducer.scales, strict=True)
         for state, (layer, compressor, scale) in zip(reducer.states, layers, strict=True):
             if (residual := state.residual) is not None:
                 residual = compressor.numbers(residual, layer) / (scale * state.residual_unit)

@@ -7,7 +7,7 @@ them in buckets: of a replica that several processes hold together (``ddp.sharde
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet, ref
 
 import torch
@@ -18,7 +18,8 @@ from regimes.collectives.group import on_mesh
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import local_part
 from regimes.ddp.applied import remove_hooks
-from regimes.ddp.source import Receiver, after_backward, layers_of
+from regimes.ddp.source import after_backward, layers_of
+from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
 from regimes.job.refit import list_names
 
@@ -95,7 +96,7 @@ class DividedGradients:
         self._world.broadcast_first([local_part(t) for t in state])
         attached_models.add(self.network)
 
-    def connect_receiver(self, receiver: Receiver) -> None:
+    def connect_receiver(self, receiver: HookSteps) -> None:
         """Make the replicas' models the same, and take their gradients from now on; until ``close``
         the hooks live as long as the parameters."""
         self.start_alike()
@@ -137,7 +138,7 @@ class DividedGradients:
 
     @torch.no_grad()
     def _finish_pass(self) -> None:
-        if cast(Any, self.receiver).applied.stepped:
+        if self.receiver.applied.stepped:
             raise ConfigError(EARLY)
         self.end_exchange()
         self.arrived = set()

@@ -1,8 +1,6 @@
-"""Where a hook's gradients come from, and which group exchanges them: what a ``Source`` is, and the
-source of a DistributedDataParallel model.
+"""The source of the gradients of a DistributedDataParallel model: a ``Source`` of ``ddp.steps``.
 
-``ddp.sharded`` has the source of a model that FSDP2 divides. Each calls a ``Receiver``
-(``ddp.steps``) in one order.
+``ddp.sharded`` has that of a model which FSDP2 divides. Each calls the steps in one order.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import operator
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakMethod, finalize, proxy, ref
 
 import torch
@@ -24,6 +22,7 @@ from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
 from regimes.ddp.applied import remove_hooks
+from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
 from regimes.precision import HALF
 
@@ -50,108 +49,6 @@ _NOT_DDP = {  # by the name of a class, so that none is imported
     "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
     "OptimizedModule": _WRAP,
 }
-
-
-class Receiver(Protocol):
-    """What a source calls in each backward pass, in this order and in the thread of backward."""
-
-    def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
-        """Between two passes: these are the parameters of each layer from now on."""
-
-    def approach_pass(self, arriving: int | None = None) -> None:
-        """A backward pass has begun. Every ``.grad`` is still as the script has left it, except in
-        layer ``arriving``. DDP's source calls it in every pass, also under ``no_sync``, and several
-        times; the others once, in a pass that exchanges."""
-
-    def begin_step(self) -> None:
-        """The first gradients of a step are complete."""
-
-    def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
-        """These gradients are complete, by layer, ``[1, *shape]``; the aggregated ones will
-        overwrite them."""
-
-    def finish_step(self) -> None:
-        """Wait until all are overwritten."""
-
-    def settle_step(self) -> None:
-        """The parameters' ``.grad`` has what will be applied."""
-
-
-class Attached(Protocol):
-    """A model as its hook sees it.
-
-    Attributes:
-        network: the model without its wrapper.
-        parameters: what is trained, by name.
-        layers: names and whole shapes of what is exchanged. A row of a shape is a row of a
-            compressed matrix.
-        local: what this process holds of each layer, its rows where several processes hold one
-            replica together.
-        mesh: these processes; None: each holds whole layers.
-        device: of all parameters.
-        config: entries of a record's configuration.
-        ignored: names of parameters of the network that processes may have apart.
-        replicated: processes hold replicas, or shards of several, whose weights can be compared;
-            else each its own rows of one.
-        follows: other parameters in the places of those that were attached are trained like them.
-    """
-
-    ignored: Collection[str]
-    replicated: bool
-    follows: bool
-    parameters: dict[str, nn.Parameter]
-    layers: list[Layer]
-    local: list[Tensor]
-    mesh: Any
-    device: torch.device
-    config: dict[str, Any]
-
-    @property
-    def network(self) -> nn.Module: ...
-
-    def make_world(self, timeout: float) -> ProcessWorld:
-        """A world of the processes among which gradients are shared; all create it."""
-        ...
-
-    def shared_facts(self) -> dict[str, Any]:
-        """What must be the same on all processes, in plain types."""
-        ...
-
-    def connect_receiver(self, receiver: Any) -> None:
-        """From now on the steps, a ``Receiver`` where gradients are handed over, are called in each
-        backward pass."""
-        ...
-
-    def close(self) -> None:
-        """The job has ended."""
-
-
-class Source(Attached, Protocol):
-    """A model's gradients, one for each layer, before they are shared.
-
-    Attributes:
-        bucket_bytes: the largest bucket, in bytes of whole layers.
-    """
-
-    bucket_bytes: int
-
-    def release_gradients(self) -> None:
-        """All gradients of a step are overwritten, or will never be. In any thread."""
-        ...
-
-    def mark_unused(self, layers: Sequence[int]) -> Tensor | None:
-        """1 for each layer that this process has not used in the step, else 0, ``[layers]``, to be
-        averaged over all; None where DDP knows."""
-        ...
-
-    def note_unused(self, shares: Mapping[int, float]) -> None:
-        """Take those means, at the end of the step; ConfigError unless all processes have used the
-        same layers."""
-        ...
-
-    def unwritten_layers(self) -> set[int]:
-        """Layers that no process has used: the step leaves their ``.grad`` as it was."""
-        ...
 
 
 def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
@@ -219,7 +116,7 @@ class DDPGradients:
     def shared_facts(self) -> dict[str, Any]:
         return {"ddp": {name: getattr(self.model, name) for name in _SAME}}
 
-    def connect_receiver(self, receiver: Receiver) -> None:
+    def connect_receiver(self, receiver: HookSteps) -> None:
         """Give DDP the hook, or its place to this one, if an earlier one has left it; until
         ``close`` it lives as long as the model: DDP keeps the place."""
         self.receiver = receiver
@@ -343,7 +240,7 @@ def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | Non
 
 
 def _before_accumulation(
-    parameters: Sequence[nn.Parameter], receiver: Receiver
+    parameters: Sequence[nn.Parameter], receiver: HookSteps
 ) -> Callable[[], Any]:
     """Call ``approach`` in each backward pass, before the first gradient is added to ``.grad``:
     a tensor's own hooks come before that, in any order of the layers. Returns what ends it."""

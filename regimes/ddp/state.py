@@ -130,7 +130,7 @@ class StateCodec:
             }
         )
         owed = get_column(state["parts"][0]["layers"], "residual")
-        for residual, scale in zip(owed.values(), steps.scales, strict=True):
+        for residual, scale in zip(owed.values(), steps.reducer.scales, strict=True):
             if residual is not None and scale != 1:
                 residual /= scale  # in units of the unscaled loss
         return state

@@ -15,7 +15,6 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, AnyLevel
 from regimes.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.ddp.loss_scale import LossScale
-from regimes.exchange.tentative import TentativeMemories
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
 
@@ -101,7 +100,7 @@ class UnitSteps:
         assumed: put right what was kept of it."""
         ratio = self.loss_scale.see_step(optimizer)
         if ratio != 1:
-            self.memories.rescale(ratio)
+            self.reducer.rescale(ratio)
         if self._held:
             with self.on_hook_stream():
                 self.show_held()
@@ -132,7 +131,7 @@ class UnitSteps:
 
     def forget_step(self) -> None:
         """The last step counts for good."""
-        self._last = self.memories.before = None
+        self._last = self.reducer.before = None
 
     def take_back(self, arriving: int | None = None) -> None:
         """Undo the last step for layers with a gradient that was cleared and never applied.
@@ -140,8 +139,8 @@ class UnitSteps:
         Args:
             arriving: a layer that has its next gradient already.
         """
-        self.memories.drop_step()
-        before, applied = self.memories.before, self.applied
+        self.reducer.drop_step()
+        before, applied = self.reducer.before, self.applied
         if self._last is None or before is None:
             return
         cleared = applied.find_cleared(before.keys() - applied.stepped, arriving)
@@ -167,13 +166,13 @@ class UnitSteps:
         """
         if (last := self._last) is None:
             return
-        chosen = self.memories.undo_step(layers)
-        if self.memories.before is None:
+        chosen = self.reducer.undo_step(layers)
+        if self.reducer.before is None:
             self._held = self._held[:-1]
         elif self._held:
             for i in chosen:
                 self._held[-1][1][i].zero_()
-        if self.memories.before is not None:
+        if self.reducer.before is not None:
             for gauge, before in last:
                 if isinstance(gauge, NormsGauge):
                     gauge.revert(before["sums"], chosen)
@@ -184,16 +183,6 @@ class UnitSteps:
         self.in_unit -= 1
         self.total -= 1
         self.finite_in_unit -= 1
-
-    @property
-    def memories(self) -> TentativeMemories:
-        """The reducer's, which a step changes tentatively."""
-        raise NotImplementedError
-
-    @property
-    def scales(self) -> list[float]:
-        """Per layer, the scale of the loss in which its residual is stored."""
-        return self.memories.scales
 
     # -- state -----------------------------------------------------------------------------------
 

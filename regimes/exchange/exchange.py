@@ -1,15 +1,11 @@
 """The exchange: rows of the hosted workers' layers become shared updates.
 
-Trainer, hook and local steps use this one; what differs is a value:
+Trainer, hook and local steps use this one. The hook's (``ddp.steps``) writes updates over the rows;
+here the rows stay as they are, residuals change in place, except those of layers that this process
+has not used, and an error ends the run (W simulated workers need no second residual).
 
-- *written*: updates are written over the rows, and a step that is not finite over all of them, so
-  that an optimiser, or its GradScaler, sees what it would see without compression. What the
-  compressors' memories were is kept, until ``settle_transfer`` knows which layers are stepped (the
-  hook: its caller may skip a step, or throw it away). Otherwise residuals change in place, and an
-  error ends the run (the trainer: W simulated workers need no second residual), except those of
-  layers that this process has not used.
-- *in the background*: a thread exchanges a bucket as soon as it is complete, while backward or the
-  next local steps go on. Otherwise ``finish_transfer`` exchanges all buckets in their order.
+A thread exchanges a bucket as soon as it is complete, while backward or the next local steps go on.
+Without a thread ``finish_transfer`` exchanges all buckets in their order.
 
 The way of a gradient: its source hands it over (``add_rows``); ``_exchange_complete`` passes on a
 bucket that is complete; ``compression.reducer`` calls `Compressor.exchange`, whose collectives go
@@ -17,6 +13,11 @@ through ``collectives.comm`` to ``collectives.world``.
 
 Layers are divided, last ones first, into fixed *buckets* of bounded size. One thread exchanges them
 in that order, all rounds of one before the next.
+
+A gradient that is not finite has a flag, 0 or NaN, which costs no collective of its own: it is
+added to numbers that are averaged anyway, so that all processes know it in the same step; or, where
+all compressors declare ``propagates_nonfinite``, the updates, which are the same on all processes,
+show it.
 """
 
 from __future__ import annotations
@@ -30,19 +31,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.layers import MARKS, NO_LAYER
+from regimes.compression.base import Compressor
 from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel
 from regimes.exchange.background import Background
-from regimes.exchange.nonfinite import (
-    fill_if_nonfinite,
-    finite_flag,
-    flag_of_updates,
-    loss_with_flag,
-    shows_in_updates,
-)
-from regimes.exchange.tentative import TentativeMemories
-from regimes.precision import full_precision
 
 
 def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
@@ -83,14 +76,9 @@ class Transfer:
         extra: numbers that travel with the bucket that has ``NO_LAYER``, ``[rows]`` or ``[rows,
             k]``, such as losses; ``means`` are their means over all workers.
         updates: by layer, ``[*shape]``, of buckets that have come back.
-        scale: what the loss was multiplied by.
-        flags: by bucket, 0 or NaN where a gradient is not finite; of a written exchange.
-        marks: by bucket, its layers and the means of the source's marks.
         unused: layers that no worker of this process has used, which ``finish_transfer`` reduces to
             those that no worker of any process has used; None: nobody asks.
         used: the means over processes of what each layer's use is marked with.
-        finite: no gradient is NaN or infinite; known after ``finish_transfer``.
-        failed: an error has ended it.
     """
 
     levels: Sequence[AnyLevel]
@@ -99,38 +87,9 @@ class Transfer:
     extra: Tensor | None = None
     updates: dict[int, Tensor] = field(default_factory=dict)
     means: Tensor | None = None
-    scale: float = 1.0
-    flags: list[Tensor] = field(default_factory=list)
-    marks: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
     unused: set[int] | None = None
     used: Tensor | None = None
-    finite: bool = True
-    failed: bool = False
     complete: set[int] = field(default_factory=set)  # layers, and NO_LAYER
-
-
-class Listener:
-    """What a written exchange asks its owner, and reports to it, in the thread that exchanges."""
-
-    def scale_of_loss(self) -> float:
-        """What the loss is multiplied by; asked at a step's first bucket."""
-        return 1.0
-
-    def before_first_bucket(self) -> None:
-        """A step's first bucket leaves next."""
-
-    def layer_marks(self, layers: Sequence[int]) -> Tensor | None:
-        """Numbers for each layer of a bucket, to be averaged over all workers, ``[layers]``."""
-        return None
-
-    def note_marks(self, means: Mapping[int, float]) -> None:
-        """The means of a step's marks, by layer, once ``finish_transfer`` has read them."""
-
-    def refuse_missing(self, layers: Sequence[int]) -> None:
-        """Raise: these layers have not arrived, so that some buckets have never left."""
-
-    def release_gradients(self) -> None:
-        """All rows of a step are overwritten, or will never be. In any thread."""
 
 
 class Exchange:
@@ -140,8 +99,6 @@ class Exchange:
         reducer: the compressors, and the layers' memories.
         buckets: layers that are exchanged together, in order; ``NO_LAYER`` stands for ``extra``.
         background: the thread that exchanges; None: ``finish_transfer`` does.
-        memories: what those of a written exchange, and of layers that are not used, were before.
-        copies: by layer, where a row is copied before it is overwritten; None: nowhere.
         transfer: the one under way, of those that ``begin_transfer`` without ``layers``.
     """
 
@@ -151,20 +108,11 @@ class Exchange:
         buckets: Sequence[Sequence[int]] | None = None,
         *,
         background: torch.device | None = None,
-        written: Listener | None = None,
-        copies: Sequence[Tensor] | None = None,
     ) -> None:
-        """
-        Args:
-            background: exchange in a thread, and on a GPU in a stream, of its own there.
-            written: updates are written over the rows; the owner that is asked and gets reports.
-        """
+        """``background``: exchange in a thread, and on a GPU in a stream, of its own there."""
         self.reducer, self.world = reducer, reducer.world
         self.buckets = buckets or [range(NO_LAYER, len(reducer.layers))]
         self.background = None if background is None else Background(background)
-        self.memories = TentativeMemories(reducer)
-        reducer.tentative = written is not None
-        self.written, self.copies = written, copies
         self.transfer: Transfer | None = None
 
     # -- what a client calls -----------------------------------------------------------------
@@ -178,8 +126,8 @@ class Exchange:
             return Transfer(levels, [layers])
         if self.background is not None:
             self.background.wait_idle()  # raises the error of an earlier step that has failed
-        self.memories.drop_step()  # where backward has failed
-        self.memories.kept = {}
+        self.reducer.drop_step()  # where backward has failed
+        self.reducer.kept = {}
         self.transfer = Transfer(levels, list(self.buckets))
         return self.transfer
 
@@ -228,17 +176,12 @@ class Exchange:
         self.wait_for_transfers(transfer)
         if examined and transfer.means is not None:
             layers = range(len(compressors))
-            states = self.reducer.states
-            _, finite = flag_of_updates(
-                layers, self.reducer.at, transfer.updates, states, transfer.levels
-            )
+            _, finite = flag_of_updates(self.reducer, layers, transfer.updates, transfer.levels)
             if not finite:
                 assert extra is not None
                 assert stack is not None
                 transfer.means = torch.full_like(transfer.means, torch.nan)
                 transfer.extra = loss_with_flag(extra, stack)
-        if transfer.flags:
-            self._read_flags(transfer)
         if transfer.unused:
             self._find_unused(transfer)
         return transfer
@@ -253,26 +196,6 @@ class Exchange:
             transfer.unused = {i for i in transfer.unused if not used[i]}
         for i in transfer.unused:
             transfer.updates[i] = torch.zeros_like(transfer.updates[i])
-
-    @torch.no_grad()
-    def _read_flags(self, transfer: Transfer) -> None:
-        """Copy a step's flags to the host: the only synchronisation of a step with a GPU.
-
-        An update may overflow in one shard alone: then all shards skip the step."""
-        assert self.written is not None
-        if missing := [i for i in range(len(self.reducer.layers)) if i not in transfer.rows]:
-            self.written.refuse_missing(missing)
-        failed = ~torch.stack(transfer.flags).isfinite().all()
-        # all shards take part in this sum, so it comes before any branch on the flags
-        total = self.world.add_shards(failed.to(self.world.meter.dtype).reshape(1))
-        numbers = [failed.to(total.dtype).reshape(1), total, *(t for _, t in transfer.marks)]
-        is_here, anywhere, *means = torch.cat(numbers).tolist()
-        transfer.finite = not anywhere
-        if anywhere and not is_here:
-            for row in transfer.rows.values():
-                row.fill_(torch.nan)
-        layers = [i for bucket, _ in transfer.marks for i in bucket]
-        self.written.note_marks(dict(zip(layers, means, strict=True)))
 
     def send_transfer(
         self, rows: Mapping[int, Tensor], transfer: Transfer, extra: Tensor | None = None
@@ -304,7 +227,7 @@ class Exchange:
         """
         transfer, self.transfer = self.transfer, None
         assert transfer is not None
-        self.memories.settle_step({*unapplied, *(transfer.unused or ())})
+        self.reducer.settle_step({*unapplied, *(transfer.unused or ())})
         return transfer
 
     def exchange_step(
@@ -338,23 +261,9 @@ class Exchange:
         # deadlock or exchange the wrong bytes. For the same reason one bucket goes through all of
         # its rounds before the next (callbacks at the end of a round come at different moments).
         while transfer.left and transfer.complete.issuperset(transfer.left[0]):
-            self._exchange_bucket(transfer, transfer.left.pop(0))
+            self.exchange_bucket(transfer, transfer.left.pop(0))
 
-    def _exchange_bucket(self, transfer: Transfer, bucket: Sequence[int]) -> None:
-        """Exchange one bucket; after an error report to the owner."""
-        try:
-            if self.written is None:
-                self._reduce_apart(transfer, bucket)
-            else:
-                self._reduce_and_write(transfer, bucket, self.written)
-        except BaseException:
-            transfer.failed = True
-            # DDP's first pass of a static graph waits for the results, before this can be raised
-            if self.written is not None:
-                self.written.release_gradients()
-            raise
-
-    def _reduce_apart(self, transfer: Transfer, bucket: Sequence[int]) -> None:
+    def exchange_bucket(self, transfer: Transfer, bucket: Sequence[int]) -> None:
         """Exchange one bucket, whose rows stay as they are.
 
         The memory of a layer that this process has used changes in place. That of another layer is
@@ -363,7 +272,7 @@ class Exchange:
         """
         extra, marks = transfer.extra if NO_LAYER in bucket else None, None
         if unused := transfer.unused:
-            self.memories.keep(unused.intersection(bucket))
+            self.reducer.keep(unused.intersection(bucket))
         if transfer.unused is not None and extra is not None and self.world.processes > 1:
             marks = extra.new_ones(1, len(self.reducer.layers))
             for i in transfer.unused:
@@ -375,66 +284,69 @@ class Exchange:
             transfer.used = results.pop(MARKS)
         transfer.updates.update(results)
 
-    def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int], owner: Listener) -> None:
-        """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
-        sent with the first."""
-        if not transfer.flags:
-            transfer.scale = owner.scale_of_loss()
-            # Here and not in the caller's thread: it may contain a collective, which must come
-            # before those of the first bucket on all processes.
-            owner.before_first_bucket()
-        rows = {i: transfer.rows[i] for i in bucket}
-        exact = {i: full_precision(row) for i, row in rows.items()}
-        compressors = self.reducer.compressors
-        shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
-        # a flag of its own, unless a process that has none gets NaN in its updates anyway
-        propagates = all(compressors[i].propagates_nonfinite for i in bucket)
-        sent = [] if propagates else [finite_flag([*exact.values()])]
-        if not propagates:  # NaN would spread in some compressors' codes
-            fill_if_nonfinite([*exact.values()], sent[0], 0.0)
-        self.memories.keep(bucket)
-        for i, row in exact.items():
-            if self.copies is not None:  # before the compressor may write to the row's memory
-                self.copies[i].view(row.shape).copy_(row)
-            if not on_gpu(row):
-                free = self.reducer.states[i].residual is not None and compressors[i].in_place
-                self.reducer.states[i].lend(_as_matrix(row) if free else None)
-        self.reducer.scale = transfer.scale
-        marks = owner.layer_marks(bucket)
-        numbers = [*(flag[None] for flag in sent), *([] if marks is None else [marks])]
-        numbers = [number.to(self.world.meter.dtype) for number in numbers]
-        extra, layers = None, bucket
-        if numbers:  # of one no copy: on a GPU it is a launch
-            extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
-            layers = [NO_LAYER, *bucket]
-        updates = self.reducer.reduce(layers, exact, transfer.levels, extra)
-        means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
-        if marks is not None:
-            transfer.marks.append((bucket, means[len(sent) :]))
-        if shown:
-            flag, _ = flag_of_updates(
-                bucket, self.reducer.at, updates, self.reducer.states, transfer.levels
-            )
-        pairs = [(row[0], updates[i]) for i, row in rows.items()]
-        pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
-        if pairs:
-            torch._foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
-        if not shown:  # tested as written: float16 may overflow where float32 does not
-            flag = finite_flag([full_precision(row) for row in rows.values()])
-            if sent:
-                flag = flag + means[0]
-        # NaN in the gradients, as without compression: a GradScaler then skips the step
-        fill_if_nonfinite([*rows.values()], flag, torch.nan)
-        transfer.flags.append(flag)
-        if not transfer.left:  # here: a static graph's first pass waits for it
-            owner.release_gradients()
+
+# -- the flag of a gradient that is not finite ---------------------------------------------------
 
 
-def _as_matrix(rows: Tensor) -> Tensor | None:
-    """The memory of a single row as a matrix; None where it has gaps, or there are several rows."""
-    if len(rows) > 1:
-        return None
-    gradient = rows[0]
-    matrix = gradient.flatten(1) if gradient.ndim > 2 else gradient
-    fits = matrix.is_contiguous() and matrix.data_ptr() == gradient.data_ptr()
-    return matrix if fits else None
+def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
+    """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
+    at the entries, the host would have to wait."""
+    if on_gpu(tensors[0]):
+        return 0 * torch.stack(torch._foreach_norm([*tensors], 1)).sum()
+    total = torch.stack([t.sum() for t in tensors]).sum()
+    if not bool(total.isfinite()):
+        finite = all(bool(t.isfinite().all()) for t in tensors)
+        total = torch.full_like(total, 0.0 if finite else torch.nan)
+    return 0 * total
+
+
+def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
+    """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
+    in ``finite_flag``."""
+    sums = stack.sum(1)
+    if not on_gpu(sums) and not bool(sums.isfinite().all()):
+        sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
+    flagged = losses + 0 * sums
+    return flagged if flagged.dtype == torch.float64 else flagged.to(torch.float32)
+
+
+def shows_in_updates(compressors: Sequence[Compressor], rows: Sequence[Tensor]) -> bool:
+    """Does a gradient that is not finite on any process show in the updates, which are smaller than
+    the gradients? Not on a GPU, where the host would wait for it, nor in half precision, where an
+    update may overflow as it is written."""
+    return all(c.propagates_nonfinite for c in compressors) and all(
+        not on_gpu(x) and x.dtype in (torch.float32, torch.float64) for x in rows
+    )
+
+
+def flag_of_updates(
+    reducer: Reducer,
+    layers: Sequence[int],
+    updates: Mapping[int, Tensor],
+    levels: Sequence[AnyLevel],
+) -> tuple[Float[Tensor, ""], bool]:
+    """A flag, and whether it is finite: it is not where an update shows that a gradient was not
+    finite, or is not finite itself; of compressors with ``propagates_nonfinite``."""
+    probes = []
+    for i in layers:
+        compressor, level = reducer.at(i, levels[i])
+        probes.append(compressor.finite_probe(updates[i], reducer.states[i], level))
+    total = torch.stack(torch._foreach_norm(probes, 1)).sum()
+    # A sum may overflow where its numbers do not, and their product where they do not.
+    if bool(total.isfinite()):
+        return total, True
+    flag = finite_flag([*(updates[i] for i in layers), *probes])
+    return flag, bool(flag.isfinite())
+
+
+def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> None:
+    """Fill tensors where the flag, 0 or NaN, is not finite. On a GPU the host does not ask whether
+    it is."""
+    if on_gpu(flag) and value != value:
+        torch._foreach_add_([*tensors], flag)  # in few launches
+        return
+    broken = ~flag.isfinite()
+    if not on_gpu(flag) and not broken:
+        return
+    for tensor in tensors:
+        tensor.masked_fill_(broken, value)

@@ -21,7 +21,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
-from regimes.exchange.nonfinite import loss_with_flag
+from regimes.exchange.exchange import loss_with_flag
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state

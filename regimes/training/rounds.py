@@ -19,7 +19,7 @@ from torch import Tensor
 from regimes.collectives.comm import signals
 from regimes.compression.reducer import Reducer
 from regimes.config import AnyLevel, OuterConfig
-from regimes.exchange.nonfinite import loss_with_flag
+from regimes.exchange.exchange import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, new_stack, set_gradients

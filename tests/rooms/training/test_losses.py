@@ -14,7 +14,7 @@ from runs import same_bits
 import regimes
 from regimes.data import classification
 from regimes.errors import TrainingError
-from regimes.exchange.nonfinite import finite_flag, loss_with_flag
+from regimes.exchange.exchange import finite_flag, loss_with_flag
 from regimes.job import clock
 from regimes.records import read_lines
 from regimes.training import checkpoint, step

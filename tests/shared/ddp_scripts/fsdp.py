@@ -217,7 +217,7 @@ def trained(rank: int, ranks: int, cases: Sequence[Case]) -> list[dict[str, Any]
 
 def residuals(hook: Any) -> dict[str, Tensor]:
     """What this process owes, by layer, in units of its gradient."""
-    pairs = zip(hook.reducer.states, hook.steps.scales, strict=True)
+    pairs = zip(hook.reducer.states, hook.reducer.scales, strict=True)
     owed = [None if x.residual is None else x.residual / scale for x, scale in pairs]
     layers = zip(hook.layers, owed, strict=True)
     return {layer.name: x.clone() for layer, x in layers if x is not None}

@@ -6,8 +6,8 @@ trains all combinations for a share of the epochs, and each next round the best 
 ``halving`` times as long (successive halving: Jamieson & Talwalkar, 2016). The winner is written as
 a configuration per cell, which refuses the seeds that chose it.
 
-A trial's runs are in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``: the
-same command continues after a stop.
+A trial's runs are in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``; the
+loop is that of all searches (`launch/search`): the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 from urllib.parse import quote
 
 from regimes.config import RunConfig, override, to_toml
@@ -27,15 +28,15 @@ from regimes.config.toml import read_value
 from regimes.console import stdout
 from regimes.console.tables import Table
 from regimes.console.units import metric_unit
-from regimes.errors import ConfigError, RecordError, TrainingError, is_whole, require
+from regimes.errors import ConfigError, RecordError, is_whole, require
 from regimes.launch import sweep
-from regimes.launch.sweep import Cell, Progress
+from regimes.launch.search import NOT_FINITE, Left, RecordSearch, SearchLog, Show, expect
+from regimes.launch.sweep import Cell
 from regimes.plotting.looks import find_metric
 from regimes.presets.families import shorten_training
 from regimes.records import Record, check_output, load, write_output
 
 LAST = 3  # units whose mean counts
-Runner = Callable[[list[Cell], int, Progress], object]  # as `sweep.ablate`
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,6 @@ def run_tuning(
         values: "optimizer.lr=0.1,0.2", one text per field.
     """
     console = stdout.make_console(highlight=False, markup=False)
-
-    def progress(folder: Path, error: str | None) -> None:
-        result = f"failed: {error}" if error else "done"
-        stdout.try_print(f"{folder.relative_to(out)}: {result}", on=console)
-
     fields = read_values(values)
     if not fields:
         raise ConfigError(
@@ -157,7 +153,14 @@ def run_tuning(
     for path in (out / "tune.json", *(_chosen_file(out, cell) for cell in cells)):
         check_output(path)  # now, not after the training
     tuned = tune(
-        cells, fields, seeds, out, jobs=jobs, halving=halving, budget=budget, progress=progress
+        cells,
+        fields,
+        seeds,
+        out,
+        jobs=jobs,
+        halving=halving,
+        budget=budget,
+        show=lambda line, share: stdout.try_print(line, on=console),
     )
     try:
         tuned.write(out)  # before the table: a pipe that is closed loses no file
@@ -198,8 +201,7 @@ def tune(
     jobs: int = 1,
     halving: int | None = None,
     budget: float | None = None,
-    progress: Progress = lambda folder, error: None,
-    run: Runner | None = None,
+    show: Show = lambda line, share: None,
 ) -> Tuned:
     """Try all combinations of values on every cell.
 
@@ -208,7 +210,7 @@ def tune(
             keeps its ratio to ``optimizer.lr`` unless it has values.
         halving: the best 1 / ``halving`` of each round continue; None: one round of whole runs.
         budget: the most epochs of training, all runs together.
-        run: runs the cells that are not done; by default `sweep.ablate`.
+        show: called with a line about each run as it ends.
 
     Raises:
         ConfigError: no validation data, an unknown field, a budget that is too small or no
@@ -221,20 +223,100 @@ def tune(
     tried = {cell: _trials(config, values) for cell, config in cells.items()}
     rounds = _rounds(math.prod(map(len, values.values())), halving)
     _check(tried, rounds, seeds, budget)
-    metric = ""
-    for number, (share, count) in enumerate(rounds):
-        going = tried
-        if number:
-            good = {
-                cell: [t for t in _rank_trials(ts, metric) if t.scores]
-                for cell, ts in tried.items()
-            }
-            going = {cell: trials[:count] for cell, trials in good.items()}
-        place = out if share == 1 else out / f"round-{number}"
-        name, ran = _train_round(going, seeds, place, jobs, share, progress, run or sweep.ablate)
-        metric = name or metric  # a round of which all runs failed does not know it
-        tried = {cell: [ran.get((cell, t.label), t) for t in ts] for cell, ts in tried.items()}
-    return Tuned(metric, tried, tuple(seeds))
+    trials = TrialSearch(out, tried, rounds, tuple(seeds), jobs)
+    return trials.follow(trials.run_rounds(None, show))[1]
+
+
+class TrialSearch(RecordSearch[str]):
+    """Rounds of trials, each for a longer share of the epochs, of the best of the round before.
+
+    A run is its folder's name below the search's. What is known of it is in its record; the log has
+    its error if it has failed.
+
+    Attributes:
+        tried: all trials by cell, as they are before any run.
+        rounds: each round's share of the epochs, and its number of trials per cell.
+    """
+
+    kind = "tune"
+
+    def __init__(
+        self,
+        out: Path,
+        tried: Mapping[str, Sequence[Trial]],
+        rounds: Sequence[tuple[float, int]],
+        seeds: tuple[int, ...],
+        jobs: int,
+    ) -> None:
+        self.out, self.question, self.jobs = out, {}, jobs  # values may be added to a search
+        self.tried, self.rounds, self.seeds = tried, rounds, seeds
+        self.devices = [trial.config.device for trials in tried.values() for trial in trials]
+        self.cells: dict[str, Cell] = {}
+        for number, (share, _) in enumerate(rounds):
+            for cell, trials in tried.items():
+                for trial in trials:
+                    config = shorten_training(trial.config, share) if share < 1 else trial.config
+                    for run, seed in zip(self._runs(number, cell, trial), seeds, strict=True):
+                        self.cells[run] = out / run, replace(config, seed=seed)
+
+    def _runs(self, number: int, cell: str, trial: Trial) -> list[str]:
+        place = cell if self.rounds[number][0] == 1 else f"round-{number}/{cell}"
+        return [f"{place}/{quote(trial.label, ' =,[]')}/seed-{seed}" for seed in self.seeds]
+
+    def cell(self, run: str) -> Cell:
+        return self.cells[run]
+
+    def may_fail(self, run: str, error: str) -> bool:
+        return True  # the trial is not chosen
+
+    def check_result(self, run: str, result: Any) -> None:
+        expect(result is None or isinstance(result, str))
+
+    def line(self, run: str, log: SearchLog[str]) -> str:
+        error = log.results[run]
+        return f"{run}: {f'failed: {error}' if error else 'done'}"
+
+    def log(self) -> SearchLog[str]:
+        """What is known, without runs of values that were left out, those whose record is gone, and
+        those that failed for a reason that may be gone."""
+        log = super().log()
+        log.rounds = [
+            replace(each, runs=tuple(run for run in each.runs if run in self.cells))
+            for each in log.rounds
+        ]
+        log.results = {
+            run: error
+            for run, error in log.results.items()
+            if run in self.cells
+            and (NOT_FINITE in error if error else sweep.is_finished(*self.cells[run]))
+        }
+        return log
+
+    def choose(self, log: SearchLog[str], left: Left) -> tuple[list[str], dict[str, Any]]:
+        return self.follow(log)[0], {}
+
+    def follow(self, log: SearchLog[str]) -> tuple[list[str], Tuned]:
+        """What the first round that is not over has yet to train, and all trials as far as they are
+        known."""
+        tried, metric = {cell: [*trials] for cell, trials in self.tried.items()}, ""
+        for number, (share, count) in enumerate(self.rounds):
+            going = tried
+            if number:
+                best = {cell: _rank_trials(trials, metric) for cell, trials in tried.items()}
+                going = {cell: [t for t in ts if t.scores][:count] for cell, ts in best.items()}
+            chosen = [(c, t, self._runs(number, c, t)) for c, ts in going.items() for t in ts]
+            if missing := [run for *_, runs in chosen for run in runs if run not in log.results]:
+                return missing, Tuned(metric, tried, self.seeds)
+            for cell, trial, runs in chosen:
+                failed = next((error for run in runs if (error := log.results[run])), "")
+                scores: tuple[float, ...] = ()
+                if not failed:  # else the metric may not be known
+                    metric, scores = read_scores([self.out / run for run in runs])
+                if not all(map(math.isfinite, scores)):
+                    failed, scores = f"the validation {metric} is not finite", ()
+                known = replace(trial, scores=scores, share=share, failed=failed)
+                tried[cell][tried[cell].index(trial)] = known
+        return [], Tuned(metric, tried, self.seeds)
 
 
 def _trials(config: RunConfig, values: Mapping[str, Sequence[str]]) -> list[Trial]:
@@ -306,51 +388,6 @@ def _check_length(cell: str, config: RunConfig, share: float, budget: float | No
         raise ConfigError(
             f"{cell}: --budget counts epochs, and its length is in steps: leave --budget out"
         )
-
-
-def _train_round(
-    going: Mapping[str, list[Trial]],
-    seeds: Sequence[int],
-    place: Path,
-    jobs: int,
-    share: float,
-    progress: Progress,
-    run: Runner,
-) -> tuple[str, dict[tuple[str, str], Trial]]:
-    """Train one round: (the metric, the trials with their scores by cell and label)."""
-    runs = {
-        (cell, trial.label, seed): (
-            place / cell / quote(trial.label, " =,[]") / f"seed-{seed}",
-            replace(
-                shorten_training(trial.config, share) if share < 1 else trial.config, seed=seed
-            ),
-        )
-        for cell, trials in going.items()
-        for trial in trials
-        for seed in seeds
-    }
-    failures: dict[Path, str] = {}
-
-    def ended(folder: Path, error: str | None) -> None:
-        if isinstance(error, sweep.InUse):
-            raise TrainingError(f"{error}: start the same command again when it has ended")
-        if error:
-            failures[folder] = error
-        progress(folder, error)
-
-    run([cell for cell in runs.values() if not sweep.is_finished(*cell)], jobs, ended)
-    metric, scored = "", {}
-    for cell, trials in going.items():
-        for trial in trials:
-            folders = [runs[cell, trial.label, seed][0] for seed in seeds]
-            failed = next((failures[f] for f in folders if f in failures), "")
-            scores: tuple[float, ...] = ()
-            if not failed:
-                metric, scores = read_scores(folders)
-            if not all(map(math.isfinite, scores)):
-                failed, scores = f"the validation {metric} is not finite", ()
-            scored[cell, trial.label] = replace(trial, scores=scores, share=share, failed=failed)
-    return metric, scored
 
 
 def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:

@@ -57,7 +57,7 @@ Formula = Callable[[RunConfig], float | str]  # the metric in the end, or the er
 
 @dataclass
 class Trainer:
-    """Trains runs as `sweep.ablate` and `sweep.make_trainer` do.
+    """Trains runs as `sweep.make_trainer` does.
 
     Attributes:
         metric: its name.
@@ -69,9 +69,6 @@ class Trainer:
     metric: str = "accuracy"
     stop: int | None = None
     rounds: list[list[tuple[Path, RunConfig]]] = field(default_factory=list)
-
-    def ablate(self, todo: list[sweep.Cell], jobs: int, progress: sweep.Progress) -> list[str]:
-        return self.train(todo, progress)
 
     @contextlib.contextmanager
     def make_trainer(self, *given: Any) -> Iterator[sweep.Train]:
@@ -141,14 +138,14 @@ class Tuning:
         cells = {name: override(base, [f"policy.level={name}"]) for name in ("low", "high")}
         trainer = Trainer(self.score, self.metric, self.stop)
         given: dict[str, Any] = {"halving": self.halving, "budget": self.budget}
-        given["run"] = trainer.ablate
         found: dict[str, Any] = {}
         try:
-            try:
-                tuned = tune.tune(cells, self.values, self.seeds, out, **given)
-            except Stopped:
-                trainer.stop = None
-                tuned = tune.tune(cells, self.values, self.seeds, out, **given)
+            with mock.patch.object(sweep, "make_trainer", trainer.make_trainer):
+                try:
+                    tuned = tune.tune(cells, self.values, self.seeds, out, **given)
+                except Stopped:
+                    trainer.stop = None
+                    tuned = tune.tune(cells, self.values, self.seeds, out, **given)
         except RegimesError as error:
             found["refused"] = str(error)
         else:

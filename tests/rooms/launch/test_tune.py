@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import plain
 import pytest
+import searches
 from configs import smoke as short
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,7 @@ from regimes import presets
 from regimes.config import RunConfig, load_toml, override
 from regimes.errors import ConfigError, RecordError
 from regimes.launch import sweep, tune
+from regimes.launch.search import LOG
 from regimes.presets import get_grid
 from regimes.records import RecordWriter
 
@@ -41,22 +45,33 @@ def score(config: RunConfig) -> float:
     return 1 - abs(o.lr - best) - 0.1 * abs(o.momentum - 0.9) - 1e-4 * config.seed
 
 
+def trained_by(
+    monkeypatch: pytest.MonkeyPatch,
+    ran: list[tuple[Path, RunConfig]],
+    train: Callable[[RunConfig], str | None],
+) -> None:
+    """Runs are over at once, some with an error; what was run."""
+
+    def each(todo: list[tuple[Path, RunConfig]], progress: Any) -> list[str]:
+        ran.extend(todo)
+        for folder, config in todo:
+            progress(folder, train(config))
+        return []
+
+    monkeypatch.setattr(sweep, "make_trainer", lambda *given: contextlib.nullcontext(each))
+
+
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, RunConfig]]:
     """Runs that are over at once, with a score by formula; what was run."""
     ran: list[tuple[Path, RunConfig]] = []
 
-    def ablate(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> list[str]:
-        ran.extend(todo)
-        for folder, _ in todo:
-            progress(folder, None)
-        return []
+    trained_by(monkeypatch, ran, lambda config: None)
 
     def scores(folders: list[Path]) -> tuple[str, tuple[float, ...]]:
         known = dict(ran)
         return "accuracy", tuple(score(known[folder]) for folder in folders)
 
-    monkeypatch.setattr(sweep, "ablate", ablate)
     monkeypatch.setattr(sweep, "is_finished", lambda folder, config: False)
     monkeypatch.setattr(tune, "read_scores", scores)
     return ran
@@ -155,13 +170,8 @@ def test_the_seeds_that_chose_do_not_make_the_result(untrained: list[Any], tmp_p
 def test_a_trial_that_fails_is_never_chosen(
     untrained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ablate(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> list[str]:
-        untrained.extend(todo)
-        for folder, config in todo:
-            progress(folder, "the loss is not finite" if config.optimizer.lr == 0.4 else None)
-        return []
-
-    monkeypatch.setattr(sweep, "ablate", ablate)
+    broke = "the loss is not finite"
+    trained_by(monkeypatch, untrained, lambda c: broke if c.optimizer.lr == 0.4 else None)
     found = tune.tune(cells(), {"optimizer.lr": ["0.2", "0.4", "0.8"]}, SEEDS, tmp_path)
     assert {t.label for t in found.chosen.values()} == {"optimizer.lr=0.2"}
     assert sum("not finite" in cell for row in found.table().rows for cell in row) == 2
@@ -174,31 +184,24 @@ def test_the_best_of_an_earlier_round_is_chosen_where_the_last_one_failed(
     cell = {"low": cells()["low"]}
     rates = [f"{n / 10}" for n in range(9, 0, -1)]
 
-    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
-        untrained.extend(todo)
-        for folder, config in todo:
-            failed = config.epochs == cell["low"].epochs
-            progress(folder, "the loss is not finite" if failed else None)
+    whole, broke = cell["low"].epochs, "the loss is not finite"
+    trained_by(monkeypatch, untrained, lambda c: broke if c.epochs == whole else None)
 
     def losses(folders: list[Path]) -> tuple[str, tuple[float, ...]]:
         return "loss", tuple(dict(untrained)[folder].optimizer.lr for folder in folders)
 
     monkeypatch.setattr(tune, "read_scores", losses)
-    found = tune.tune(cell, {"optimizer.lr": rates}, SEEDS, tmp_path, halving=3, run=run)
+    found = tune.tune(cell, {"optimizer.lr": rates}, SEEDS, tmp_path, halving=3)
     assert found.metric == "loss"
     assert found.chosen["low"].label == "optimizer.lr=0.2"  # that of 0.1 failed
 
 
 def test_what_was_chosen_is_written_though_another_cell_failed(
-    untrained: list[Any], tmp_path: Path
+    untrained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
-        untrained.extend(todo)
-        for folder, config in todo:
-            failed = config.policy["level"] == "low"
-            progress(folder, "the loss is not finite" if failed else None)
-
-    found = tune.tune(cells(), {"optimizer.lr": ["0.2"]}, SEEDS, tmp_path, run=run)
+    broke = "the loss is not finite"
+    trained_by(monkeypatch, untrained, lambda c: broke if c.policy["level"] == "low" else None)
+    found = tune.tune(cells(), {"optimizer.lr": ["0.2"]}, SEEDS, tmp_path)
     with pytest.raises(RecordError, match=r"every trial of low failed: the loss"):
         found.write(tmp_path)
     assert [path.name for path in (tmp_path / "chosen").iterdir()] == ["high.toml"]
@@ -206,12 +209,12 @@ def test_what_was_chosen_is_written_though_another_cell_failed(
 
 @pytest.mark.parametrize("metrics", [[None, None, None], [0.1, 0.1, None]])
 def test_a_metric_that_was_not_finite_is_no_score(
-    metrics: list[float | None], tmp_path: Path
+    metrics: list[float | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss of 800 nats is finite, its perplexity is not: JSON has null for it."""
     cell = {"low": cells()["low"]}
 
-    def run(todo: list[tuple[Path, RunConfig]], jobs: int, progress: Any) -> None:
+    def train(todo: list[tuple[Path, RunConfig]], progress: Any) -> None:
         for folder, config in todo:
             writer = RecordWriter.create(folder, plain.header(metric="perplexity"))
             for epoch, metric in enumerate(metrics if config.optimizer.lr == 0.1 else [0.5] * 3):
@@ -219,7 +222,8 @@ def test_a_metric_that_was_not_finite_is_no_score(
             writer.close()
             progress(folder, None)
 
-    found = tune.tune(cell, {"optimizer.lr": ["0.1", "0.2"]}, SEEDS, tmp_path, run=run)
+    monkeypatch.setattr(sweep, "make_trainer", lambda *given: contextlib.nullcontext(train))
+    found = tune.tune(cell, {"optimizer.lr": ["0.1", "0.2"]}, SEEDS, tmp_path)
     assert found.chosen["low"].label == "optimizer.lr=0.2"
     assert found.trials["low"][0].failed == "the validation perplexity is not finite"
 
@@ -285,8 +289,41 @@ def test_the_real_thing(tmp_path: Path) -> None:
     values = {"optimizer.lr": ["0.00001", "0.2"]}
     found = tune.tune(cell, values, (5,), tmp_path)
     assert found.chosen["low"].label == "optimizer.lr=0.2"
-    again = tune.tune(cell, values, (5,), tmp_path, progress=lambda *_: pytest.fail("trained"))
+    again = tune.tune(cell, values, (5,), tmp_path, show=lambda *_: pytest.fail("trained"))
     assert again == found
+
+
+def test_a_folder_trains_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that are added, a run that failed for a reason that is gone, a record that is gone;
+    also where an earlier version has left no log."""
+    full = [True]
+    formula = searches.by_level
+
+    def train(config: RunConfig) -> float | str:
+        return searches.FAILS if full[0] and config.seed == 6 else formula(config)
+
+    trainer = searches.Trainer(train)
+    monkeypatch.setattr(sweep, "make_trainer", trainer.make_trainer)
+    cell = {"low": cells()["low"]}
+
+    def trained(*rates: str) -> tuple[str, list[str]]:
+        trainer.rounds.clear()
+        found = tune.tune(cell, {"optimizer.lr": rates}, SEEDS, tmp_path)
+        runs = [
+            folder.relative_to(tmp_path).as_posix() for each in trainer.rounds for folder, _ in each
+        ]
+        return found.chosen["low"].label.partition("=")[2], runs
+
+    first, last = "low/optimizer.lr=0.1/seed-", "low/optimizer.lr=0.4/seed-"
+    assert trained("0.1") == ("0.1", [f"{first}5", f"{first}6"])  # the last one failed
+    full[0] = False
+    assert trained("0.1") == ("0.1", [f"{first}6"])
+    assert trained("0.1", "0.4") == ("0.4", [f"{last}5", f"{last}6"])
+    assert trained("0.1") == ("0.1", [])
+    shutil.rmtree(tmp_path / f"{last}5")
+    assert trained("0.4", "0.1") == ("0.4", [f"{last}5"])
+    (tmp_path / LOG).unlink()
+    assert trained("0.4", "0.1") == ("0.4", [])
 
 
 # -- what it takes, and what it refuses before it trains -------------------------------------

@@ -205,6 +205,8 @@ class RunConfig:
         signal: the norm that detectors read, per layer and unit: of the gradient ("update",
             "global", "local-mean", "worker0") or of the optimiser's step ("movement",
             "movement/lr"), see ``instruments/gradient_norm.py``.
+        label_smoothing: the share of each target of a training loss that all classes have alike,
+            for images. Evaluation has none.
         start_compressing_after: the first so many steps send the gradient uncompressed.
         instruments: further measurements, by name: ``{fisher = {}}``.
         dtype: of parameters and their gradients. Compressors, residuals and traffic have it, too,
@@ -255,6 +257,7 @@ class RunConfig:
     budget: Budget | None = None
     deficit: dict[str, Any] | None = None
     branch: BranchConfig | None = None
+    label_smoothing: Momentum = 0.0
     start_compressing_after: Natural = 0
     signal: Signal = "update"
     instruments: dict[str, dict[str, Any]] = field(default_factory=dict)  # see ``instruments/``

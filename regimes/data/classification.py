@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
+from collections.abc import Callable
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
 
 
 @declare_reduction(SampleMean())
-def classification_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of a batch."""
-    return F.cross_entropy(full_precision(model(x)), y)
+def classification_loss(model: nn.Module, x: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of a batch, its targets mixed with a share of all classes alike."""
+    return F.cross_entropy(full_precision(model(x)), y, label_smoothing=smoothing)
 
 
 def _check_outputs(model: nn.Module, name: str, x: Tensor, classes: int) -> None:
@@ -45,6 +46,9 @@ def _check_outputs(model: nn.Module, name: str, x: Tensor, classes: int) -> None
         )
 
 
+FIRST = 1000  # images that a network may start from
+
+
 class ImageTask:
     """Classification of images; the metric is the accuracy."""
 
@@ -56,6 +60,9 @@ class ImageTask:
         self.images = data or images.load_images(config.data)
         self.digest, self.size = self.images.digest, len(self.images.train_y)
         self.loss: Loss = classification_loss
+        if config.label_smoothing:
+            smoothed = partial(classification_loss, smoothing=config.label_smoothing)
+            self.loss = declare_reduction(SampleMean())(smoothed)
 
     @property
     def classes(self) -> int:
@@ -71,6 +78,10 @@ class ImageTask:
         _, channels, size, _ = self.images.train_x.shape
         model = task.build_network(config, classes=self.classes, channels=channels, image_size=size)
         _check_outputs(model, config.model.name, self.images.train_x[:1].float(), self.classes)
+        start_from: Callable[[Tensor], None] | None = getattr(model, "start_from", None)
+        if start_from is not None:
+            normalise = images.Normaliser(self.images, "cpu", torch.float32)
+            start_from(normalise(self.images.train_x[:FIRST]))
         return model
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> ImageBatches:

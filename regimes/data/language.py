@@ -201,7 +201,8 @@ def _check_options(config: RunConfig) -> None:
     require(data.sequence >= 1, "data.sequence", data.sequence, "at least 1 token")
     others = ("augment", "image_size", "resize", "test_share", "split_seed")
     values = {f"data.{name}": getattr(data, name) for name in others}
-    for name, value in {**values, "channels_last": config.channels_last}.items():
+    values |= {name: getattr(config, name) for name in ("channels_last", "label_smoothing")}
+    for name, value in values.items():
         require(not value, name, value, "none, the data are a text")
     if data.name == "wikitext-2":
         require(data.tokenizer is None, "data.tokenizer", data.tokenizer, "none, there are words")

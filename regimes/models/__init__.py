@@ -9,6 +9,9 @@ Language models (``text = True``) take ``classes`` words and, if they have such 
 ``sequence``, the longest text. They map ``tokens [batch, time]`` and a hidden state to logits
 ``[batch, time, classes]`` and the next hidden state: None, or tensors with the batch on axis 1.
 
+A network with a method ``start_from`` is given the first training images, normalised, before it
+trains.
+
 ``head`` is the layer that gives the logits, or ends with it; None where no layer does that.
 """
 
@@ -34,6 +37,7 @@ from regimes.models.resnet import (
     senet18,
     wideresnet28_10,
 )
+from regimes.models.speednet import SpeedNet
 from regimes.models.transformer import GPT, Transformer
 from regimes.models.vgg import vgg7, vgg19bn_cifar10, vgg19bn_cifar100
 
@@ -45,6 +49,7 @@ MODELS = Registry(
         "vgg19bn-cifar100": vgg19bn_cifar100,
         "resnet8": resnet8,
         "resnet20": resnet20,
+        "speednet": SpeedNet,
         "resnet18-cifar10": resnet18,
         "resnet18-cifar100": resnet18,
         "senet18-cifar10": senet18,

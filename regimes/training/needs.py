@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # expects in place of the value.
 FIELDS: dict[str, tuple[frozenset[str], str]] = {
     "channels_last": (frozenset({NAMED_TASK}), "false"),
+    "label_smoothing": (frozenset({NAMED_TASK}), "0.0"),
     "graphs": (frozenset({CAPTURED_STEPS}), "none"),
     "batch_policy": (frozenset({BATCH_SIZES}), "none"),
     "sync_policy": (frozenset({WORKER_MODELS}), "none"),
@@ -49,7 +50,7 @@ def parts_of(config: RunConfig, plug_ins: PlugIns) -> Iterator[Part]:
     for field, (needs, instead) in FIELDS.items():
         value = getattr(config, field)
         if value:
-            shown = value if isinstance(value, bool | int) else capabilities.ABSENT
+            shown = value if isinstance(value, bool | int | float) else capabilities.ABSENT
             yield Part(field, needs, shown, instead)
     if config.dtype in ("bfloat16", "float16"):
         yield Part("dtype", {HALF_PARAMETERS}, config.dtype, "float32 or float64")

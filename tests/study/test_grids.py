@@ -23,6 +23,7 @@ SINCE = {
     "vmap": False,
     "evaluate_every": 1,
     "evaluate_precision": "strict",
+    "label_smoothing": 0.0,
 }  # fields that are newer than the digests
 
 

@@ -30,6 +30,8 @@ COUNTS = [  # name, classes, channels, image size, width, parameters
     ("vgg7", 10, 1, 8, 8, 18_482),  # the docstrings
     ("vgg7", 10, 3, 16, 16, 74_874),
     ("resnet8", 10, 3, 32, None, 78_042),
+    ("speednet", 10, 3, 32, None, 497_816),
+    ("speednet", 10, 3, 32, 64, 1_972_504),
     ("resnet20", 10, 3, 32, None, 272_474),  # 0.27 M in the authors' Table 6, which pads shortcuts
 ]
 
@@ -72,6 +74,30 @@ def test_every_parameter_learns_and_the_seed_decides_the_start(name):
     same, other = make(1).state_dict(), make(2).state_dict()
     assert all(torch.equal(v, same[k]) for k, v in model.state_dict().items() if "weight" in k)
     assert any(not torch.equal(v, other[k]) for k, v in same.items())
+
+
+def test_the_patches_that_a_speednet_starts_from_are_white():
+    """Uncorrelated and of variance 1; then the same with the other sign. All starts are alike."""
+    torch.manual_seed(0)
+    x = torch.nn.functional.avg_pool2d(4 * torch.randn(64, 3, 18, 18), 3, 1)  # neighbours alike
+    model = build_model("speednet", classes=4, channels=3, image_size=16, width=2)
+    model.start_from(x)
+    white = torch.nn.functional.conv2d(x, model.whitening).permute(1, 0, 2, 3).flatten(1)
+    first, second = white.chunk(2)
+    assert torch.equal(first, -second)
+    torch.testing.assert_close(first @ first.T / first.shape[1], torch.eye(12), atol=0.02, rtol=0)
+    before = model.whitening.clone()
+    model.start_from(x)
+    assert torch.equal(model.whitening, before)
+    assert "whitening" in model.state_dict()
+
+
+def test_a_speednet_evaluates_an_image_and_its_mirror_image_alike():
+    model = build_model("speednet", classes=4, channels=3, image_size=16, width=2)
+    x = torch.randn(5, 3, 16, 16)
+    assert not torch.allclose(model(x), model(x.flip(-1)))
+    model.eval()
+    torch.testing.assert_close(model(x), model(x.flip(-1)))
 
 
 DROPOUT = [

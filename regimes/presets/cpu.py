@@ -47,7 +47,7 @@ def cifar10_fast() -> RunConfig:
     minutes on one core that multiplies in bfloat16 (elsewhere `--set precision=strict`)."""
     return RunConfig(
         name="accordion",
-        epochs=24,
+        epochs=30,
         workers=4,
         batch_size=128,
         data=DataConfig(name="cifar10", augment=True, drop_last=True),
@@ -56,10 +56,10 @@ def cifar10_fast() -> RunConfig:
             lr=0.4,
             warmup_from=0.08,
             warmup_epochs=2,
-            decay_epochs=(12, 20),
+            decay_epochs=(15, 25),
             weight_decay=5e-4,
         ),
-        policy={"name": "accordion", "interval": 2},
+        policy={"name": "accordion", "interval": 1},
         label_smoothing=0.1,
         precision="bfloat16",
         evaluate_precision="training",

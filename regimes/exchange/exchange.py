@@ -39,21 +39,22 @@ from regimes.exchange.background import Background
 
 
 def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
-    """Layers from last to first, cut before a bucket of more than ``cap`` bytes, and where the
-    type changes."""
-    buckets: list[list[int]] = []
-    room, dtype = -1, None
+    """Layers from last to first, of each type by itself. As DDP's, a bucket is full once it has
+    ``cap`` bytes, the layer that reaches them included; DDP's first one may be smaller."""
+    full: list[list[int]] = []
+    filling: dict[torch.dtype, list[int]] = {}
+    sizes: dict[torch.dtype, int] = {}
     # Own buckets, and not DDP's: DDP regroups parameters after the first step, so that a resumed
     # run would add in another order than an uninterrupted one. Last layers first, because backward
     # completes them first.
     for i in reversed(range(len(parameters))):
-        size = parameters[i].numel() * parameters[i].element_size()
-        if size > room or parameters[i].dtype != dtype:
-            buckets.append([])
-            room, dtype = cap, parameters[i].dtype
-        buckets[-1].append(i)
-        room -= size
-    return buckets
+        kind, size = parameters[i].dtype, parameters[i].numel() * parameters[i].element_size()
+        filling.setdefault(kind, []).append(i)
+        sizes[kind] = sizes.get(kind, 0) + size
+        if sizes[kind] >= cap:
+            sizes[kind] = 0
+            full.append(filling.pop(kind))
+    return sorted([*full, *filling.values()], key=min, reverse=True)  # as backward completes them
 
 
 def buckets_with_loss(

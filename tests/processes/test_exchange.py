@@ -3,15 +3,19 @@ a gradient that is not finite is heard of. Real gloo groups over loopback."""
 
 from __future__ import annotations
 
+import random
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ddp_scripts import group
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from regimes import PowerSGD, TopK
 from regimes.collectives.processes import ProcessWorld
@@ -141,12 +145,66 @@ def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
 
 
 def test_buckets_by_hand() -> None:
-    """Layers of 3, 2, 2, 1, 4, 1 numbers, from the last to the first, in 16 bytes; the fourth is in
-    float64."""
+    """Layers of 3, 2, 2, 1, 4, 1 numbers, from the last to the first, until 16 bytes are reached;
+    the fourth is in float64."""
     sizes = {0: 3, 1: 2, 2: 2, 3: 1, 4: 4, 5: 1}
     layers = [torch.zeros(n, dtype=torch.float64 if i == 3 else None) for i, n in sizes.items()]
-    assert make_buckets(layers, 16) == [[5], [4], [3], [2, 1], [0]]
-    assert make_buckets(layers, 1000) == [[5, 4], [3], [2, 1, 0]]
+    assert make_buckets(layers, 16) == [[5, 4], [3], [2, 1], [0]]
+    assert make_buckets(layers, 17) == [[5, 4], [3], [2, 1, 0]]
+    assert make_buckets(layers, 1000) == [[3], [5, 4, 2, 1, 0]]
+
+
+class Product(nn.Module):
+    """Of parameters of some sizes and types, whose gradients are complete from the last to the
+    first."""
+
+    def __init__(self, sizes: Sequence[int], kinds: Sequence[torch.dtype]) -> None:
+        super().__init__()
+        pairs = zip(sizes, kinds, strict=True)
+        self.parts = nn.ParameterList([torch.ones(n, dtype=kind) for n, kind in pairs])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = x * part.sum()
+        return x
+
+
+def buckets_of_ddp(module: nn.Module, cap: int) -> list[list[int]]:
+    """Those that DDP has made by its second step, in which it calls its hook with each of them."""
+    ddp = DistributedDataParallel(module, bucket_cap_mb=cap / 2**20)
+    index, found = {p: i for i, p in enumerate(module.parameters())}, list[list[int]]()
+
+    def see(state: Any, bucket: Any) -> Any:
+        found.append([index[p] for p in bucket.parameters()])
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    see.__annotations__ = {}  # torch wants its own classes there, or none
+    ddp.register_comm_hook(None, see)
+    for _ in range(2):
+        found.clear()
+        ddp(torch.ones(1)).sum().backward()
+    return found
+
+
+def test_buckets_are_those_of_ddp() -> None:
+    """Each type of numbers by itself; ours come in the order in which they are complete."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    chance, kinds = random.Random(0), (torch.float32, torch.float64)
+    try:
+        for case in range(30):
+            count, types = chance.randint(1, 12), kinds if case % 2 else kinds[:1]
+            net = Product(
+                [chance.randint(1, 9) for _ in range(count)],
+                [chance.choice(types) for _ in range(count)],
+            )
+            cap = chance.choice((1, 16, 17, 40, 1000))
+            ours = make_buckets([*net.parameters()], cap)
+            assert sorted(ours) == sorted(buckets_of_ddp(net, cap)), case
+            assert sorted(ours, key=min, reverse=True) == ours
+    finally:
+        dist.destroy_process_group()
 
 
 # -- it does overlap -------------------------------------------------------------------------

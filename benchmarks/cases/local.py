@@ -25,10 +25,12 @@ from regimes.compression.elementwise import Dense
 from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, OuterConfig
 from regimes.data.classification import classification_loss
+from regimes.exchange.exchange import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
-from regimes.training.gradients import Gradients, layer_table
+from regimes.training.gradients import Gradients, layer_table, set_gradients
 from regimes.training.optimizers import Optimizers
+from regimes.training.replicas import Replicas
 from regimes.training.rounds import Rounds
 
 WORKERS, FAR = 4, 10**9
@@ -60,24 +62,33 @@ class Local:
             model, classification_loss, world, union=False, seed=0, micro_batch=net.batch
         )
 
-        def build() -> Optimizers:
-            return Optimizers([sgd(gradients.parameters)], 0.01)
-
-        layers = layer_table(model)
+        own = [Optimizers([sgd(gradients.parameters)], 0.01) for _ in range(WORKERS)]
+        layers, parameters = layer_table(model), gradients.parameters
         reducer = Reducer(Dense(), layers, world, 0)
         self.levels = [DENSE] * len(layers)
-        self.rounds = Rounds(gradients, build(), build, reducer, OuterConfig())
+        storage = gradients.stack, gradients.layers
+        self.rounds = Rounds(parameters, reducer, OuterConfig(), storage, inner=own[0])
+        replicas = Replicas(parameters, list(model.buffers()), own)
+        self.rounds.replicas = gradients.replicas = replicas
+        self.gradients, self.replicas = gradients, replicas
         self.clock = Clock(torch.device("cpu"))
 
     def __call__(self) -> None:
         self.rounds.begin_step(FAR)
-        self.rounds.step_workers(self.x, self.y, 0, 1, 0.01, self.clock)
-        self.rounds.pending.clear()  # the losses of a round that has no end
+        g = self.gradients
+        loss_with_flag(g.compute_gradients(self.x, self.y, 0, 1), g.stack)
+        for row, optimizer in enumerate(self.replicas.each_worker()):
+            set_gradients(g.parameters, [layer[row] for layer in g.layers], g.unused[row])
+            optimizer.step()
+        self.rounds.advance_step()
 
     def synchronize(self) -> None:
         self()
+        for fragment in self.rounds.fragments:
+            fragment.period = 1
         self.rounds.pending = [(torch.zeros(WORKERS), 0, 0)]
-        self.rounds.synchronize(self.levels, self.clock, Panel({}))
+        for _ in self.rounds.synchronize(self.levels, Panel({}), self.clock):
+            pass
 
 
 def peak(way: str) -> float:

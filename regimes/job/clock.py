@@ -84,10 +84,11 @@ class Clock:
 
     @contextmanager
     def count_exchange(self, world: World) -> Iterator[None]:
-        """Count the time of collectives inside as "communicate" and not as "compress"; of those
+        """Count the time inside as "compress" and that of collectives as "communicate"; of those
         without a wait of the host, all since the last ``take_marks``."""
         before = world.seconds
-        yield
+        with self("compress"):
+            yield
         self.move_seconds(world.seconds - before, "compress", "communicate")
         self._collectives += world.take_marks()
 

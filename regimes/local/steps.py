@@ -21,7 +21,6 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
 from regimes.ddp.sharded_state import ProcessState
 from regimes.errors import ConfigError, TrainingError
-from regimes.exchange.exchange import loss_with_flag
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.clock import Clock
 from regimes.job.full_state import collect_full_state, divide_full_state
@@ -47,7 +46,7 @@ from regimes.policies.schedules import period_of
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
-from regimes.training.streaming import SyncRounds
+from regimes.training.rounds import Rounds
 
 
 class LocalSteps(Job):
@@ -58,8 +57,7 @@ class LocalSteps(Job):
         total: steps so far.
         ended: those of units that have ended. The unit that ``close`` ends may be shorter than the
             others, and a job may continue from the state after it.
-        rounds: synchronisations in the unit under way; of fragments the last one of each period
-            counts.
+        sync: the rounds; ``count`` has the synchronisations of the unit under way.
         compares_weights: processes compare the weights that each unit's last synchronisation has
             left, and those at the end.
         losses: sum and number of this process's training losses in the unit under way, if the
@@ -83,7 +81,7 @@ class LocalSteps(Job):
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
         self.chosen = chosen
-        self.total = self.ended = self.rounds = 0
+        self.total = self.ended = 0
         self.next_period, self.to_agree = 1, False
         self.reads_loss = bool(getattr(chosen.rule, "reads_loss", False))
         self.losses: list[Any] = [0.0, 0]
@@ -96,11 +94,11 @@ class LocalSteps(Job):
         self.weights = AttachedWeights(lambda: model, what.parameters)
         self._seen_weights: Weights | None = None
         own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
-        self.replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
+        self.replicas = replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
-        synced, storage = self.replicas.synced_parameters, new_stack(tensors, 1)
-        self.sync = SyncRounds(synced, reducer, chosen.outer, storage)
+        synced, storage = replicas.synced_parameters, new_stack(tensors, 1)
+        self.sync = Rounds(synced, reducer, chosen.outer, storage, replicas=replicas)
         self.panel = self._choose_gauges(
             model,
             seed,
@@ -214,37 +212,18 @@ class LocalSteps(Job):
                 self._seen_weights, state=place, lr=self.schedule.all_rates()
             )
             self._seen_weights, self.to_agree = None, False
-        if last:  # first: to send a fragment again would lose what of it is on its way
-            self._apply_fragments(last)
-        self._send_fragments(last)
-        self._apply_fragments(last)
+        for mean, flag, *_ in self.sync.synchronize(self.values, self.panel, last=last):
+            self._check_finite(flag, mean)
         over = self.total - self.ended + self.next_period > self.chosen.every
         outer = self.chosen.outer
         if self.compares_weights and over and not (outer.streams or outer.mixing):
             # the last synchronisation of the unit, which leaves all processes with the same weights
             self._seen_weights = self.weights.read(f"unit {len(self.rows)}", may_move=True)
 
-    def _send_fragments(self, last: bool) -> None:
-        """Exchange what leaves, with a flag of what is not finite."""
-        for fragment in self.sync.leaving_fragments(last):
-            pseudo_gradients = self.sync.measure_pseudo_gradients(fragment, self.replicas)
-            flags = loss_with_flag(pseudo_gradients.new_zeros(1), pseudo_gradients)[:, None]
-            self.sync.send_fragment(fragment, self.values, flags)
-
-    def _apply_fragments(self, last: bool) -> None:
-        """The outer step of what has come back."""
-        for fragment, flight in self.sync.arriving_fragments(last):
-            if flight.transfer.extra is not None and flight.transfer.means is not None:
-                self._check_finite(flight.transfer.extra, flight.transfer.means)
-            if self.sync.is_last(fragment):
-                self.panel.step(*self.sync.take_seen())
-                self.rounds += 1
-            self.sync.apply_fragment(fragment, flight, self.replicas)
-
-    def _check_finite(self, flags: Tensor, mean: Tensor) -> None:
+    def _check_finite(self, flag: Tensor, mean: Tensor) -> None:
         """Raise TrainingError if a parameter is not finite, on all processes alike."""
         if not bool(mean.isfinite()):
-            finite = self.world.gather_object(bool(flags.isfinite()))
+            finite = self.world.gather_object(bool(flag.isfinite()))
             broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
             raise TrainingError(
                 f"a parameter of process {broken} is not finite after step {self.total}: lower the "
@@ -277,9 +256,8 @@ class LocalSteps(Job):
     def _finish_unit(self) -> None:
         """End a unit: its row, and the period from the next round on."""
         self.sync.wait_for_sent()  # readings need the communicator that its thread uses
-        seen, rounds = self.panel.steps > 0, self.rounds
+        seen, rounds = self.panel.steps > 0, self.sync.take_count()
         readings = self.panel.read(len(self.rows), seen=seen) if seen else Readings()
-        self.rounds = 0
         losses = {"train_loss": self._mean_loss()} if self.reads_loss else {}
         steps, self.ended = self.total - self.ended, self.total
         self._end_unit(
@@ -333,7 +311,7 @@ class LocalSteps(Job):
                 "layers": by_layer(shape=here, synced=dict(zip(here, synced, strict=False))),
                 "buffers": synced[count:],
                 "outer": outer,
-                "round": [self.total, self.rounds],
+                "round": [self.total, self.sync.count],
                 **self._job_state(),
                 **({"gauges": self.panel.state_dict()} if self.chosen.exchange.instruments else {}),
                 "parts": [
@@ -413,8 +391,8 @@ class LocalSteps(Job):
             tensor.copy_(value)
         residuals = get_column(own["outer"]["layers"], "residual")
         self.sync.load_state_dict(state["outer"], residuals, own["outer"]["movements"])
-        self.total, self.rounds = state["round"]
-        self.panel.steps = self.rounds
+        self.total, self.sync.count = state["round"]
+        self.panel.steps = self.sync.count
         self.panel.load_state_dict(state.get("gauges", {}))
         self.clock = Clock(self.world.device)
         seconds, self.clock.clocked = own["seconds"]

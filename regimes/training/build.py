@@ -40,6 +40,7 @@ from regimes.training.gradients import (
     carries_state,
     draws_random_numbers,
     layer_table,
+    new_stack,
 )
 from regimes.training.graphs import Graphs
 from regimes.training.learning_rate import LearningRate
@@ -48,6 +49,7 @@ from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
 from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
+from regimes.training.replicas import Replicas
 from regimes.training.rounds import Rounds
 from regimes.training.step import TrainingStep
 from regimes.training.union import TRIED, one_pass_serves
@@ -58,7 +60,8 @@ class Run:
     """All parts of a run, and what it has recorded so far.
 
     Attributes:
-        local: local steps; None without a sync policy.
+        local: the rounds of local steps; None without a sync policy.
+        build_optimizer: makes the optimiser of a further worker.
         header, rows: of the record.
         phase: where in the run this configuration holds.
         saved: time of the start, or of the last checkpoint.
@@ -119,13 +122,18 @@ class Run:
         self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
-        build = functools.partial(build_optimizers, *settings, fused=fused)
-        self.optimizer = build()
+        self.build_optimizer = functools.partial(build_optimizers, *settings, fused=fused)
+        self.optimizer = self.build_optimizer()
         self.local: Rounds | None = None
         if sync is not None:
             # pseudo-gradients have residuals apart from those of shared steps
             outer = Reducer(chosen, self.layers, world, config.seed)
-            self.local = Rounds(self.gradients, self.optimizer, build, outer, config.outer)
+            # They are measured in the gradients' own tensors, unless a fragment's must outlive the
+            # next gradient.
+            storage = self.gradients.stack, self.gradients.layers
+            if config.outer.streams:
+                storage = new_stack(parameters, len(storage[0]))
+            self.local = Rounds(parameters, outer, config.outer, storage, inner=self.optimizer)
         self.context = self._make_context()
         self.panel = choose_instruments(
             config.instruments, plug_ins.policy_needs, signal, self.context
@@ -242,7 +250,16 @@ class Run:
         """What the exchange in use owes: movements and gradients have other units, so that the
         other one's cannot be added."""
         local = self.local
-        return (local.sync.reducer if local and local.is_local else self.reducer).residuals()
+        return (local.reducer if local and local.is_local else self.reducer).residuals()
+
+    def separate_workers(self) -> Replicas:
+        """Every hosted worker gets a model and an optimiser of its own."""
+        assert self.local is not None
+        others = (self.build_optimizer() for _ in range(self.world.hosted_count - 1))
+        buffers = list(self.model.buffers())
+        made = Replicas(self.gradients.parameters, buffers, [self.optimizer, *others])
+        self.local.replicas = self.gradients.replicas = made
+        return made
 
     def level_value(self, level: str) -> AnyLevel:
         """The level that a name stands for: ``levels`` of the configuration."""
@@ -253,7 +270,7 @@ class Run:
         # their threads before the group: they may be inside a collective
         self.step.close()
         if self.local is not None:
-            self.local.sync.close()
+            self.local.close()
         self.world.close()
         self.numerics.close()
 

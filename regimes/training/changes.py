@@ -117,13 +117,13 @@ def _fit_optimizer(run: Run, state: State, before: RunConfig, notes: Notes) -> N
             if own := part.get("replicas"):
                 part["replicas"] = [{**w, "optimizer": fit(w["optimizer"])} for w in own]
     if before.outer != run.config.outer and run.local is not None and "outer" in state:
-        saved, made = state["outer"]["optimizer"], run.local.sync.outer.optimizer.state_dict()
+        saved, made = state["outer"]["optimizer"], run.local.optimizer.state_dict()
         kept = bool(before.outer.momentum) == bool(run.config.outer.momentum)
         outer = {**made, "state": saved["state"] if kept else made["state"]}
         state["outer"] = {**state["outer"], "optimizer": outer}
         if before.outer.fragments != run.config.outer.fragments:
             _refuse_between(state, "outer.fragments")
-            fresh = run.local.sync.state_dict()[0]
+            fresh = run.local.state_dict()[0]
             anew = {key: fresh[key] for key in ("begun", "fragments")}
             state["outer"] = {**state["outer"], **anew}
 
@@ -168,10 +168,9 @@ def _part_of(made: optimizers.Optimizers, parameter: Tensor) -> torch.optim.Opti
 def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
     """Workers step alone from now on, or no longer do."""
     if run.local is not None:
-        outer, own = run.local.state_dict()
-        state |= outer
+        state["outer"], own = run.local.state_dict()
         for part in state["parts"]:
-            part["outer"] = {**own["outer"], "layers": {**own["outer"]["layers"]}}
+            part["outer"] = {**own, "layers": {**own["layers"]}}
             part["replicas"] = []
         return
     _refuse_between(state, "sync_policy")

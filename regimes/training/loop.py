@@ -19,6 +19,7 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import end_in_one_sentence
 from regimes.data import Task
 from regimes.errors import RegimesError, require
+from regimes.exchange.exchange import loss_with_flag
 from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
@@ -240,7 +241,7 @@ def _train_unit(
         "next_lr": rate_after(run, unit) * plan.scale,
         "batch_size": plan.batch_size,
         "batch": plan.batch,
-        "sync": plan.sync | ({"rounds": run.local.take_rounds()} if run.local else {}),
+        "sync": plan.sync | ({"rounds": run.local.take_count()} if run.local else {}),
         "steps": steps,
         "train_loss": train_loss,
         **evaluation,
@@ -285,7 +286,7 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[AnyLevel] = [DENSE] * len(by_layer) if dense else by_layer
-        if run.local is not None and run.local.begin_step(plan.sync["period"]):
+        if run.local is not None and _begin_step(run, run.local, plan.sync["period"]):
             _step_alone(run, run.local, batch, levels, losses)
         else:
             _step_together(run, batch, levels, losses)
@@ -317,12 +318,44 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
         run.optimizer.step()
 
 
+def _begin_step(run: Run, rounds: Rounds, period: int) -> bool:
+    """Whether workers take this step by themselves. A period of 1 is the ordinary step with shared
+    gradients and one model for all workers, unless the configuration says otherwise
+    (``outer.period_one``, or an outer optimiser that does more than average)."""
+    if not rounds.is_between:  # a new period applies from the next round on
+        outer = run.config.outer
+        shares = period == 1 and outer.plain and outer.period_one == "gradients"
+        if shares and rounds.replicas is not None:  # back to one model
+            states = "average" if outer.states == "keep" else outer.states
+            rounds.replicas.settle_states(states, run.world)
+            rounds.replicas = run.gradients.replicas = None
+        elif not shares and rounds.replicas is None:
+            # Running statistics of the shared model follow worker 0: only process 0 has them.
+            run.world.broadcast(list(run.model.buffers()))
+            run.separate_workers().copy_state(run.optimizer)
+    if rounds.is_local:
+        rounds.begin_step(period)
+    else:
+        rounds.count += 1  # a shared step synchronises
+    return rounds.is_local
+
+
 def _step_alone(
-    run: Run, local: Rounds, batch: Minibatch, levels: list[AnyLevel], losses: Losses
+    run: Run, rounds: Rounds, batch: Minibatch, levels: list[AnyLevel], losses: Losses
 ) -> None:
     """One step of each worker's own model, and the synchronisation that ends a round."""
-    with run.numerics.training():
-        due = local.step_workers(batch.x, batch.y, batch.epoch, batch.step, batch.lr, losses.clock)
-    if due or batch.last:
-        for loss in local.synchronize(levels, losses.clock, run.panel, last=batch.last):
+    g, clock = run.gradients, losses.clock
+    assert rounds.replicas is not None
+    with run.numerics.training(), clock("compute"):
+        own = loss_with_flag(
+            g.compute_gradients(batch.x, batch.y, batch.epoch, batch.step), g.stack
+        )
+        for row, optimizer in enumerate(rounds.replicas.each_worker()):
+            set_gradients(g.parameters, [layer[row] for layer in g.layers], g.unused[row])
+            optimizer.lr = batch.lr
+            optimizer.step()
+    rounds.pending.append((own, batch.epoch, batch.step))
+    rounds.rate += batch.lr
+    if rounds.advance_step() or batch.last:
+        for loss in rounds.synchronize(levels, run.panel, clock, last=batch.last):
             losses.add_step(*loss)

@@ -1,6 +1,6 @@
 """The hosted workers' own parameters, buffers and optimisers while each steps by itself.
 
-``training.outer_step`` synchronises them.
+``training.rounds`` synchronises them.
 """
 
 from __future__ import annotations

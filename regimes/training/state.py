@@ -236,9 +236,8 @@ def save_run(run: Run, out: Path) -> None:
         "parts": [part],
     }
     if run.local is not None:
-        outer, own = run.local.state_dict()
-        state |= outer
-        part |= own
+        state["outer"], part["outer"] = run.local.state_dict()
+        part["replicas"] = run.local.replicas.state_dict() if run.local.replicas else []
     checkpoint.save_checkpoint(out, len(run.rows), state, world, run.config.checkpoint_keep)
 
 
@@ -256,8 +255,9 @@ def _restore_run(run: Run, state: State) -> None:
         outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
         movements = of_workers(outer, "movements", hosted)
         replicas = of_workers(parts, "replicas", hosted)
-        residuals = _own_residuals(run, outer)
-        run.local.load_state_dict(state["outer"], residuals, movements, replicas)
+        run.local.load_state_dict(state["outer"], _own_residuals(run, outer), movements)
+        if replicas:
+            run.separate_workers().load_state_dict(replicas)
     if hidden := of_workers(parts, "hidden", hosted):
         states = [tuple(tensor.to(run.device) for tensor in worker) for worker in hidden]
         run.gradients.load_hidden_states(states)

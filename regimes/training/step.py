@@ -68,7 +68,7 @@ class TrainingStep:
         self.exchange.begin_transfer(levels)
         with clock("compute"):
             losses = compute(x, y, epoch, step)
-        with clock.count_exchange(world), clock("compress"):
+        with clock.count_exchange(world):
             return self.finish_step(losses) if graphs is None else graphs.finish_step(self, losses)
 
     def _hand_over(self, layers: Iterable[int]) -> None:

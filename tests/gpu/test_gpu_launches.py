@@ -38,7 +38,7 @@ from regimes.curvature.lanczos import lanczos
 from regimes.data import deficits
 from regimes.models.transformer import GPT
 from regimes.seeding import make_generator
-from regimes.training.rounds import Rounds
+from regimes.training import loop
 
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself
 
@@ -60,7 +60,7 @@ PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is p
     "sign": (Sign, "exchange"),
     "acp-sgd": (ACPSGD, "exchange"),
     "dct-topk": (DCTTopK, "exchange"),
-    "local steps": (Rounds, "step_workers"),
+    "local steps": (loop, "_step_alone"),
     "gpt": (GPT, "forward"),
     "adamw": (torch.optim.AdamW, "step"),
 }

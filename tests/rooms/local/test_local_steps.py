@@ -257,7 +257,7 @@ def test_the_residual_is_that_of_the_present_exchange(
     def wrapped(run: Run, *more: Any) -> Any:
         found = original(run, *more)
         assert run.local is not None
-        reducer = run.local.sync.reducer if run.local.is_local else run.reducer
+        reducer = run.local.reducer if run.local.is_local else run.reducer
         norms = [float(r.norm()) for r in reducer.residuals() if r is not None]
         owed.append((run.local.is_local, math.hypot(*norms)))
         return found

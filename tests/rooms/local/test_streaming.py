@@ -18,8 +18,7 @@ import regimes
 from regimes.config import override
 from regimes.errors import ConfigError
 from regimes.training.build import prepare_run
-from regimes.training.rounds import Rounds
-from regimes.training.streaming import divide_layers
+from regimes.training.rounds import Rounds, divide_layers
 
 torch.set_num_threads(1)
 STREAMING = (*DILOCO, "outer.fragments=3", "outer.delay=2", "outer.mixing=0.5")
@@ -241,7 +240,7 @@ def test_losses_go_to_the_steps_that_they_are_of(
     deliver = Rounds._delivered_losses
 
     def watched(local: Rounds) -> list[Any]:
-        losses = deliver(local)
+        losses = [*deliver(local)]
         seen.extend((float(mean), float(rows.mean()), step) for mean, rows, _, step in losses)
         return losses
 

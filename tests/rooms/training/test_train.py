@@ -45,7 +45,7 @@ def test_a_run_ends_the_threads_of_its_exchanges() -> None:
     words = ("sync_policy=static", "sync_policy.level=high", "sync_levels={low=1, high=3}")
     run = build.prepare_run(config(*words, "outer.delay=1"))
     assert run.local is not None
-    exchanges = [run.exchange, run.local.sync.exchange]
+    exchanges = [run.exchange, run.local.exchange]
     for exchange in exchanges:  # as among several processes
         exchange.background = Background(run.device)
     run.close()

@@ -110,14 +110,14 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     if islands:
         return net, optimizer, None
     scatter, gather = LEVELS[method]
-    hook = regimes.attach(
+    hook = regimes.attach_shards(
         net,
-        shards=mesh,
+        mesh,
+        optimizer,
         scatter={"level": scatter},
         gather={"level": gather},
-        optimizer=optimizer,
         every=10**6,
-        summary=False,
+        record=regimes.RecordOptions(summary=False),
     )
     return net, optimizer, hook
 

@@ -84,15 +84,15 @@ def job(rank: int, mesh: tuple[int, int], out: str, meet: str, saved: str | None
         fully_shard(part, mesh=both["shard"])
     fully_shard(net, mesh=both["shard"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    hook = regimes.attach(
+    hook = regimes.attach_replicas(
         net,
-        replicas=both["replicate"],
-        optimizer=optimizer,
+        both["replicate"],
+        optimizer,
         every=UNIT,
         policy={"name": "accordion", "interval": 1, "eta": 0.1},
-        levels={"low": 2, "high": 1},
         record=f"{out}/run",
         timeout=60,
+        compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}),
     )
 
     def parts(folder: Path | None = None) -> dict[str, Any]:

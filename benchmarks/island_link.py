@@ -107,14 +107,13 @@ def _built(method: str) -> tuple[Any, Any, Any]:
     if method == HSDP:
         return net, optimizer, None
     name, level = METHODS[method]
-    hook = regimes.attach(
+    hook = regimes.attach_replicas(
         net,
-        replicas=mesh["replicate"],
-        optimizer=optimizer,
+        mesh["replicate"],
+        optimizer,
         every=10**6,
         policy="static",
-        compressor=name,
-        levels={"low": level},
+        compressor={"name": name, "levels": {"low": level}},
     )
     return net, optimizer, hook
 

@@ -318,7 +318,10 @@ def hook_checkpoint(folder: Path, units: int) -> tuple[float, float]:
     dist.init_process_group("gloo", init_method=(folder / "meet").as_uri(), rank=0, world_size=1)
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     hook = regimes.attach(
-        model, policy="accordion", levels={"low": 4, "high": 1}, record=folder / str(units)
+        model,
+        policy="accordion",
+        record=folder / str(units),
+        compressor=regimes.PowerSGD(rank={"low": 4, "high": 1}),
     )
     for _ in range(2):  # the record opens with the first unit, the second is open
         model(torch.ones(2, 64)).sum().backward()

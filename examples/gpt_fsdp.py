@@ -66,12 +66,12 @@ def main() -> None:
     init_weights(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, args.steps))
-    hook = regimes.attach(  # Regimes: once the weights are there
+    hook = regimes.attach_shards(
         model,
-        shards=mesh,
+        mesh,
+        optimizer,
         scatter={"level": args.scatter},
         gather=None if args.gather is None else {"level": args.gather},
-        optimizer=optimizer,
         every=args.every,
         record=args.out,
     )

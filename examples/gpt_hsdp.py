@@ -92,8 +92,8 @@ def main() -> None:
     fully_shard(model, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, args.steps))
-    hook = regimes.attach(
-        model, replicas=mesh["replicate"], optimizer=optimizer, every=args.every, record=args.out
+    hook = regimes.attach_replicas(
+        model, mesh["replicate"], optimizer, every=args.every, record=args.out
     )
 
     def parts(source: Path | None = None) -> dict:  # source: a checkpoint that is loaded

@@ -107,12 +107,11 @@ def main(words: list[str] | None = None) -> None:
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
     about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
-    hook = regimes.attach(  # ACCORDION: ranks 4 and 1, decided per layer every two epochs
+    hook = regimes.attach(
         model,
+        optimizer,
         policy={"name": "accordion", "interval": 2},
-        compressor="powersgd",
-        levels={"low": 4, "high": 1},
-        optimizer=optimizer,
+        compressor=regimes.PowerSGD(rank={"low": 4, "high": 1}),
         record=about,
     )
 

@@ -5,6 +5,7 @@ from regimes.collectives.comm import Comm as Comm
 from regimes.collectives.layers import Layer as Layer
 from regimes.collectives.layers import Traffic as Traffic
 from regimes.collectives.whole import whole_model as whole_model
+from regimes.compression.all_reduce import QuantisedAllReduce as QuantisedAllReduce
 from regimes.compression.base import Compressor as Compressor
 from regimes.compression.bucket import Bucket as Bucket
 from regimes.compression.bucket import State as State
@@ -15,6 +16,7 @@ from regimes.compression.elementwise import Quantise as Quantise
 from regimes.compression.elementwise import Sign as Sign
 from regimes.compression.powersgd import ACPSGD as ACPSGD
 from regimes.compression.powersgd import PowerSGD as PowerSGD
+from regimes.compression.scatter import QuantisedScatter as QuantisedScatter
 from regimes.compression.sparse import RandomK as RandomK
 from regimes.compression.sparse import TopK as TopK
 from regimes.config.run import DataConfig as DataConfig
@@ -26,6 +28,8 @@ from regimes.config.toml import load_toml as load_toml
 from regimes.config.toml import override as override
 from regimes.config.toml import to_toml as to_toml
 from regimes.ddp.attaching import attach as attach
+from regimes.ddp.attaching import attach_replicas as attach_replicas
+from regimes.ddp.attaching import attach_shards as attach_shards
 from regimes.ddp.hook import Hook as Hook
 from regimes.detectors.base import Verdict as Verdict
 from regimes.detectors.baselines import FirstShare as FirstShare

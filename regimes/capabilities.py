@@ -191,7 +191,7 @@ def _list_alternatives(part: Part, modes: Collection[Mode]) -> str:
 
 _NO_DATA = "only gradients are seen here, not the training data: train with regimes.run"
 _ONLY_TRAINER = "only the trainer knows the optimiser's steps"
-_NO_PARTS = "it is for what FSDP2 exchanges: attach(model, shards=mesh, scatter=...)"
+_NO_PARTS = "it is for what FSDP2 exchanges: attach_shards(model, mesh, scatter=...)"
 
 # of the trainer
 PROCESSES = Mode("on several processes", {CAPTURED_STEPS: "collectives are not captured"})

@@ -194,7 +194,9 @@ def _half(model: DistributedDataParallel) -> None:
 
 
 def _ours(compressor: str, level: Any) -> Attach:
-    return lambda model: regimes.attach(model, compressor=compressor, level=level, summary=False)
+    chosen = {"name": compressor, "level": level}
+    quiet = regimes.RecordOptions(summary=False)
+    return lambda model: regimes.attach(model, compressor=chosen, record=quiet)
 
 
 def measure(limits: Limits, *, quick: bool = False) -> list[Row]:

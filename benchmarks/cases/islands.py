@@ -35,7 +35,9 @@ def attached(rank: int, mesh: Any) -> Any:
     net = build_model("resnet18-cifar10", classes=10, channels=3, image_size=32)
     fully_shard(net, mesh=mesh["shard"])
     levels = {"low": rank, "high": rank}
-    return net, regimes.attach(net, replicas=mesh["replicate"], levels=levels)
+    return net, regimes.attach_replicas(
+        net, mesh["replicate"], compressor=regimes.PowerSGD(rank=levels)
+    )
 
 
 def step(hook: Any, gradients: list[Tensor]) -> None:

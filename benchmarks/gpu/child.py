@@ -77,9 +77,7 @@ def hook(device: str) -> None:
     model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler(device)
-    attached = regimes.attach(
-        model, policy="accordion", optimizer=optimizer, scaler=scaler, every=5
-    )
+    attached = regimes.attach(model, optimizer, policy="accordion", scaler=scaler, every=5)
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     x = torch.randn(64, 64, generator=generator).to(place)
     y = x[:, :10].argmax(1)
@@ -117,8 +115,8 @@ def island(device: str, shards: str = "1") -> None:
     net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)).to(device)
     fully_shard(net, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    attached = regimes.attach(
-        net, policy="accordion", replicas=mesh["replicate"], optimizer=optimizer, every=5
+    attached = regimes.attach_replicas(
+        net, mesh["replicate"], optimizer, policy="accordion", every=5
     )
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).to(device)
     losses = []

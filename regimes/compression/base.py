@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,9 +26,10 @@ from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import add_
-from regimes.config import DENSE, AnyLevel, Bounded, FeedbackLevel, Level
+from regimes.config import DENSE, AnyLevel, Bounded, ByName, FeedbackLevel, GivenLevel, Level
 from regimes.errors import ConfigError, require
 
+Own = TypeVar("Own", bound="Compressor")
 Unit = Literal["gradient", "update"]  # of a residual
 
 
@@ -44,6 +46,9 @@ class Compressor(Bounded, ABC):
             by the ratio of the previous rate to the present one (dist-EF-SGD: Zheng, Huang & Kwok,
             2019, algorithm 1). At a rate of zero it is left as it is. Where a branch has another
             unit than its trunk, its first step adds what the trunk's next step would have added.
+        level: what is sent throughout, or what the words of a policy mean, ``{"low": 4, "high":
+            1}``, where a script passes the object; the methods are told the level of each layer.
+        level_word: the argument for it, "rank" of PowerSGD.
         reads_rate: the result depends on the learning rate, which the reducer must know.
         data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
         replayable: a CUDA graph may replay ``exchange``. The kernels that it launches must then
@@ -70,6 +75,8 @@ class Compressor(Bounded, ABC):
 
     error_feedback: bool | float = True
     residual: Unit = "gradient"
+    level: GivenLevel | ByName | None = field(default=None, hash=False)
+    level_word: ClassVar[str] = "level"
     data_dependent: ClassVar[bool] = False
     replayable: ClassVar[bool] = False
     linear: ClassVar[bool] = False
@@ -83,6 +90,7 @@ class Compressor(Bounded, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "level", getattr(self, self.level_word))
         given = self.error_feedback
         good = isinstance(given, bool) or 0 < given <= 1
         require(good, "compressor.error_feedback", given, "true, false, or a share in (0, 1]")
@@ -93,6 +101,20 @@ class Compressor(Bounded, ABC):
                 f"compressor.residual = {unit!r} has no effect without error feedback: leave it "
                 "out, or set compressor.error_feedback"
             )
+
+    def __repr__(self) -> str:
+        """The fields, without a level that is not set: saved states have this text."""
+        unset = self.level_word if self.level is None else ""
+        shown = [f.name for f in fields(self) if f.repr and f.name != unset]
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"{type(self).__qualname__}({values})"
+
+    def with_level(self: Own, level: GivenLevel | ByName | None) -> Own:
+        """This compressor with another level."""
+        changed = copy(self)
+        for name in {"level", self.level_word}:
+            object.__setattr__(changed, name, level)
+        return changed
 
     @property
     def reads_rate(self) -> bool:
@@ -130,6 +152,8 @@ class Compressor(Bounded, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "__repr__" not in vars(cls):  # or dataclass would write one
+            cls.__repr__ = Compressor.__repr__  # type: ignore[method-assign]
         if "send" in vars(cls) and "exchange" not in vars(cls):
             raise ConfigError(
                 f"the compressor {cls.__name__} has a generator `send`, which has become the plain "

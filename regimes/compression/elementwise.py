@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from regimes.compression.codes import (
 )
 from regimes.compression.kernels import on_gpu, random_rows
 from regimes.compression.layout import Layout, Noise, Spread, make_layout
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, ByName, GivenLevel, Level
 from regimes.errors import ConfigError, require
 from regimes.precision import HALF
 
@@ -131,6 +131,9 @@ class Rounding(Compressor):
 
     error_feedback: bool | float = False
     stochastic: bool = True
+    bits: int | ByName | None = field(default=None, hash=False)
+    level: GivenLevel | ByName | None = field(default=None, init=False, repr=False, hash=False)
+    level_word: ClassVar[str] = "bits"
 
     def __post_init__(self) -> None:
         super().__post_init__()

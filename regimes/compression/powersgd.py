@@ -26,15 +26,19 @@ from regimes.compression.kernels import (
     subtract_products_,
     unstack,
 )
-from regimes.config import DENSE, Bounds, Level
+from regimes.config import DENSE, Bounds, ByName, GivenLevel, Level
 from regimes.errors import require
 from regimes.precision import HALF
 from regimes.seeding import make_generator
 
 
+@dataclass(frozen=True, kw_only=True)
 class LowRank(Compressor):
     """Base of both."""
 
+    rank: int | ByName | None = field(default=None, hash=False)
+    level: GivenLevel | ByName | None = field(default=None, init=False, repr=False, hash=False)
+    level_word: ClassVar[str] = "rank"
     one_level: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True

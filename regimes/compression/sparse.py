@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
-from regimes.config import DENSE, Level
+from regimes.config import DENSE, ByName, GivenLevel, Level
 from regimes.errors import require
 from regimes.seeding import BLOCK, Seed, draw_uniform, halves_of_words
 
@@ -43,9 +43,13 @@ def num_kept(level: Level, size: int, count: str = "round") -> int:
     return int(exact) if count == "truncate" else max(1, round(exact))
 
 
+@dataclass(frozen=True, kw_only=True)
 class Sparsifier(Compressor):
     """Base of compressors with a percentage as level."""
 
+    percent: float | ByName | None = field(default=None, hash=False)
+    level: GivenLevel | ByName | None = field(default=None, init=False, repr=False, hash=False)
+    level_word: ClassVar[str] = "percent"
     usual: ClassVar[Mapping[str, Level]] = {"low": 10, "high": 1}
 
     def check(self, level: Level) -> None:

@@ -12,10 +12,15 @@ from regimes.config.convert import convert_value, from_dict, to_dict
 from regimes.config.level import (
     DENSE,
     AnyLevel,
+    AtLevel,
+    ByName,
     FeedbackLevel,
     GivenLevel,
     Level,
+    LevelName,
     as_level,
+    is_by_name,
+    level_name,
     plain_levels,
 )
 from regimes.config.registry import Registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regimes.config.convert import from_dict
 from regimes.errors import ConfigError, require
@@ -50,6 +50,46 @@ class FeedbackLevel:
 
 AnyLevel = Level | FeedbackLevel
 GivenLevel = AnyLevel | Mapping[str, Any]  # as a script writes it, read by ``as_level``
+ByName = Mapping[str, GivenLevel]  # what the words of a policy mean: {"low": 4, "high": 1}
+
+
+class AtLevel(Protocol):
+    """A compressor with one level of its own, like ``PowerSGD(rank=4)``."""
+
+    @property
+    def error_feedback(self) -> bool | float: ...
+
+    @property
+    def level(self) -> Any: ...
+
+
+# A policy's level: a name, or in a script the compressor at that level. A configuration has names.
+if TYPE_CHECKING:
+    LevelName = str | AtLevel
+else:
+    LevelName = str
+
+
+def level_name(given: LevelName, usual: str) -> str:
+    """The name of a policy's level; ``usual`` of one that is given as a compressor.
+
+    >>> level_name("early", "low")
+    'early'
+    """
+    if isinstance(given, str):
+        return given
+    compressor = hasattr(given, "level") and hasattr(given, "error_feedback")
+    require(compressor, "a policy's level", given, "a name, or a compressor with a level")
+    return usual
+
+
+def is_by_name(given: Any) -> bool:
+    """Is it a table of levels by name, and not one level with error feedback of its own?
+
+    >>> is_by_name({"low": 4, "high": 1}), is_by_name({"level": 4, "error_feedback": False})
+    (True, False)
+    """
+    return isinstance(given, Mapping) and given.keys().isdisjoint(("level", "error_feedback"))
 
 
 def as_level(given: Any, where: str = "level") -> Any:

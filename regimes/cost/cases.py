@@ -153,7 +153,7 @@ def per_sample(runs: Iterable[Record]) -> float:
     for run in runs:
         if "gather" in run.config:
             raise RecordError(
-                f"{run.folder} is of attach(shards=...): the time of FSDP2's own collectives is "
+                f"{run.folder} is of attach_shards: the time of FSDP2's own collectives is "
                 "not predicted"
             )
         if any("churn" in row for row in run.rows):

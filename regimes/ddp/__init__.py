@@ -1,6 +1,6 @@
 """ACCORDION for any DistributedDataParallel script, in three lines::
 
-    hook = regimes.attach(model, policy="accordion", levels={"low": 4, "high": 1})  # PowerSGD
+    hook = regimes.attach(model, policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1)))
     ...                                  # train an epoch as before
     hook.epoch_end(lr=scheduler.get_last_lr()[0])
     torch.save(hook.state_dict(), f"hook-{rank}.pt")  # each process its own
@@ -10,8 +10,8 @@ class that does its work: levels, units, state; ``steps`` exchanges DDP's bucket
 goes on.
 """
 
-from regimes.ddp.attaching import attach
+from regimes.ddp.attaching import attach, attach_replicas, attach_shards
 from regimes.ddp.hook import Hook
 from regimes.job.recorder import RecordOptions
 
-__all__ = ["Hook", "RecordOptions", "attach"]
+__all__ = ["Hook", "RecordOptions", "attach", "attach_replicas", "attach_shards"]

@@ -1,17 +1,21 @@
-"""``regimes.attach``: the arguments of a hook, checked before anything is registered."""
+"""``regimes.attach``, ``attach_replicas`` and ``attach_shards``: the arguments of a hook, checked
+before anything is registered."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from regimes import capabilities
 from regimes.capabilities import Mode
-from regimes.config import GivenLevel, Signal
+from regimes.compression.scatter import QuantisedScatter
+from regimes.config import Signal
 from regimes.console.units import format_quantity
 from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
@@ -20,186 +24,318 @@ from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients
 from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
-from regimes.errors import ConfigError, require, unexpected_value
+from regimes.errors import unexpected_value
 from regimes.job import choices
 from regimes.job.given import (
     GivenCompressor,
     GivenEnd,
-    GivenInstruments,
     GivenOptimizer,
     GivenPolicy,
-    GivenProbe,
     HasScale,
     Table,
 )
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
-from regimes.job.schedule import UnitSchedule, unit_schedule
+from regimes.job.schedule import unit_schedule
+from regimes.job.spellings import takes_earlier
 
 if TYPE_CHECKING:
     from regimes.collectives.sharded_models import DeviceMesh
 
 
+@takes_earlier
 def attach(
-    model: nn.Module,
+    model: DistributedDataParallel,
+    optimizer: GivenOptimizer | None = None,
     *,
-    replicas: DeviceMesh | None = None,
-    shards: DeviceMesh | None = None,
-    scatter: Table | None = None,
-    gather: Table | None = None,
-    policy: GivenPolicy | None = None,
     compressor: GivenCompressor | None = None,
-    level: GivenLevel | None = None,
-    levels: Mapping[str, GivenLevel] | None = None,
+    policy: GivenPolicy | None = None,
     signal: Signal = "update",
     seed: int = 0,
     start_compressing_after: int = 0,
-    optimizer: GivenOptimizer | None = None,
     every: GivenEnd = "epoch",
     record: str | Path | RecordOptions | None = None,
     scaler: HasScale | None = None,
-    instruments: GivenInstruments | None = None,
-    probe: GivenProbe | None = None,
     timeout: float = 600.0,
-    check_every: int | None = None,
-    check_cosine: float | None = None,
-    summary: bool = True,
-    compare_weights: bool = True,
 ) -> Hook:
-    """Let a DDP model, a sharded one (FSDP2), or replicas of a sharded one exchange compressed
-    gradients, at a constant level or at levels that a policy decides.
+    """Let a model of DistributedDataParallel exchange compressed gradients, at a constant level or
+    at levels that a policy decides::
+
+        hook = regimes.attach(model, optimizer, compressor=PowerSGD(rank=4))
+        hook = regimes.attach(
+            model, optimizer, policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))
+        )
 
     Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
     update after each backward pass, as without the hook. To accumulate gradients, use
-    ``model.no_sync()`` for all backward passes of a step but the last.
+    ``model.no_sync()`` for all backward passes of a step but the last. ``hook.detach()`` gives the
+    model back.
 
     Args:
-        model: a DistributedDataParallel model; with ``shards`` or ``replicas`` one that
-            ``fully_shard`` (FSDP2) has divided. With ``replicas`` it is divided over another
-            dimension of the same mesh.
-        replicas: the mesh dimension between replicas, ``mesh["replicate"]``: gradients are averaged
-            over it. All replicas begin with the first one's parameters and buffers.
-            To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
-            whole matrices, whatever the number of shards; other compressors each shard.
-        shards: the mesh of one dimension that was given to ``fully_shard``. FSDP2's own collectives
-            are then compressed, module by module. With ``compressor`` whole gradients are
-            exchanged, as in DDP, and each process keeps its rows. Without it a layer of the hook
-            is what one call of ``fully_shard`` has divided, and ``scatter`` has its levels. With
-            ``replicas``, ``shards`` is the other dimension of the mesh, and the layers are those of
-            ``replicas`` alone. See docs/how-to/fsdp.md.
-        scatter: with ``shards``, how gradients are reduced: ``{"level": 4}`` (or 8 bits), or
-            ``{"levels": {"low": 8, "high": 4}}`` between which the policy decides, ACCORDION where
-            none is named; with the fields of `QuantisedScatter`.
-            Without it FSDP2's own reduce-scatter runs.
-        gather: with ``shards``, how weights are gathered, in forward and backward: ``{"level":
-            8}`` (or 4 bits), and "block", how many numbers have one scale. Without it FSDP2's own
-            all-gather runs.
-        policy, compressor: a name, a table like ``{"name": "accordion", "interval": 5}``, or an
-            object. With neither, and without levels, every step sends 8 bits a number
-            ("quantised-all-reduce"), and process 0 warns that nothing was chosen. Beside a
-            policy the default compressor is "powersgd", beside a compressor without ``level`` the
-            default policy "accordion".
-        level: one level of the compressor throughout, in place of a policy and its levels: 4 for
-            PowerSGD of rank 4.
-        levels: what the policy's words mean for the compressor, by default the compressor's own:
-            for PowerSGD ranks, ``{"low": 4, "high": 1}``. A level may have error feedback of its
-            own: ``{"level": 1, "error_feedback": False}``.
+        model: as DistributedDataParallel has wrapped it. Of a model that ``fully_shard`` (FSDP2)
+            divides see `attach_shards` and `attach_replicas`.
+        optimizer: the hook reads the learning rate of its first group; then ``epoch_end()`` needs
+            no rate. A list if several train one model.
+        compressor: an object with its level, ``PowerSGD(rank=4)``, or a table, ``{"name":
+            "powersgd", "level": 4}``. Several levels for a policy are given by name,
+            ``PowerSGD(rank={"low": 4, "high": 1})`` or ``{"name": "powersgd", "levels": {"low": 4,
+            "high": 1}}``; without any they are the compressor's own. A level may have error
+            feedback of its own, ``{"level": 1, "error_feedback": False}``. With neither a
+            compressor nor a policy every step sends 8 bits a number (``QuantisedAllReduce``), and
+            process 0 warns that nothing was chosen.
+        policy: an object, a name, or a table like ``{"name": "accordion", "interval": 5}``. Beside
+            a compressor without a level the default is "accordion". The levels of a policy may be
+            compressors, ``Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``, in place of
+            ``compressor``; they differ in level and error feedback alone. The default compressor
+            beside a policy is "powersgd".
         signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
             keep a copy of the gradients and send something at the end of an epoch.
         seed: of the compressor's random numbers.
         start_compressing_after: the first so many steps send the gradient uncompressed.
-        optimizer: the hook reads the learning rate of its first group; then ``epoch_end()`` needs
-            no rate. A list if several train one model.
         every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
             steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
             ``set_epoch`` names another epoch. The last two need the optimiser.
         record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
+            Or `RecordOptions`: what else is recorded, measured and checked.
         scaler: the GradScaler that scales the loss, if one does. The hook works in units of the
             unscaled loss: another scale changes neither residuals nor norms. One of torch that
             steps the model's optimiser is found without this argument.
-        instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
-            with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
-            of `instruments.curvature`). The training ends in the same bits with and without them.
-        probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
-            is one batch or a list: this process's share of the samples, equally many on each
-            process. ``model`` is the one inside DistributedDataParallel; one that FSDP2 divides has
-            all weights then (`whole_model`). What the loss averages over is found by trying it on
-            parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
-            say the number of tokens that count.
         timeout: seconds until a process that the others wait for counts as lost.
-        check_every: every so many steps the gradient is exchanged once more, uncompressed, and
-            compared with the update: the record has the cosine per layer, and process 0 warns where
-            the model's cosine is less than ``check_cosine``, by default 0.3. Nothing else changes.
-        summary: as the job ends, process 0 prints to stderr what was sent and waited for; with
-            ``shards`` and a compressor, at once what its residuals cost in memory.
-        compare_weights: once in each unit and at ``close()`` the processes compare a hash of the
-            weights that the model has then, and each checks that these are the parameters that were
-            attached. An error names processes that have drifted apart, and parameters whose
-            gradients are not exchanged. It sends a few bytes with what is compared anyway.
 
     Raises:
         ConfigError: one sentence, before anything is registered.
     """
-    source: Attached
-    steps: type[UnitSteps] = HookSteps
-    if shards is None and (scatter is not None or gather is not None):
-        name = "gather" if scatter is None else "scatter"
-        raise ConfigError(
-            f"{name}: it compresses what FSDP2 exchanges: add shards=mesh, or leave it out"
+    asked = _Asked(
+        compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
+    )
+    source = DDPGradients(model)
+    return asked.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
+
+
+@takes_earlier
+def attach_replicas(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    optimizer: GivenOptimizer | None = None,
+    *,
+    scatter: QuantisedScatter | Table | None = None,
+    gather: Table | None = None,
+    compressor: GivenCompressor | None = None,
+    policy: GivenPolicy | None = None,
+    signal: Signal = "update",
+    seed: int = 0,
+    start_compressing_after: int = 0,
+    every: GivenEnd = "epoch",
+    record: str | Path | RecordOptions | None = None,
+    scaler: HasScale | None = None,
+    timeout: float = 600.0,
+) -> Hook:
+    """Let replicas of a model that ``fully_shard`` (FSDP2) divides exchange compressed gradients::
+
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
+        hook = regimes.attach_replicas(
+            model, mesh["replicate"], optimizer, compressor=PowerSGD(rank=4)
         )
-    if shards is not None and replicas is not None:
+
+    Gradients are averaged over the replicas; all begin with the first one's parameters and buffers.
+    To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses whole
+    matrices, whatever the number of shards; other compressors each shard.
+
+    Args:
+        model: divided by ``fully_shard`` over another dimension of the same mesh.
+        mesh: the dimension between replicas, ``mesh["replicate"]``.
+        scatter: how gradients are reduced within each replica, ``QuantisedScatter(bits=8)`` or
+            ``{"level": 8}``; without it FSDP2's own reduce-scatter runs. It has one level, and no
+            error feedback. See docs/how-to/fsdp.md.
+        gather: how weights are gathered within each replica, as in `attach_shards`.
+        optimizer, compressor, policy, signal, seed, start_compressing_after, every, record, scaler,
+            timeout: as in `attach`.
+
+    Raises:
+        ConfigError: one sentence, before anything is registered.
+    """
+    asked = _Asked(
+        compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
+    )
+    source, steps = ShardedGradients(model, mesh), HookSteps
+    modes = [capabilities.WITHOUT_SHARDS, capabilities.SHARDED_MODEL]
+    if scatter is not None or gather is not None:
         within = choices.within_replicas(scatter, gather)
-        source, steps = ShardedReplicas(model, replicas, shards, within), ReplicaSteps
-    elif shards is not None and compressor is not None:
+        source, steps = ShardedReplicas(model, mesh, within), ReplicaSteps
+        del modes[0]
+    return asked.make_hook(source, steps, optimizer, modes)
+
+
+@overload
+def attach_shards(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    optimizer: GivenOptimizer | None = None,
+    *,
+    scatter: QuantisedScatter | Table | None = None,
+    gather: Table | None = None,
+    policy: GivenPolicy | None = None,
+    signal: Signal = "update",
+    seed: int = 0,
+    start_compressing_after: int = 0,
+    every: GivenEnd = "epoch",
+    record: str | Path | RecordOptions | None = None,
+    scaler: HasScale | None = None,
+    timeout: float = 600.0,
+) -> Hook: ...
+
+
+@overload
+def attach_shards(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    optimizer: GivenOptimizer | None = None,
+    *,
+    compressor: GivenCompressor | None,
+    gather: Table | None = None,
+    policy: GivenPolicy | None = None,
+    signal: Signal = "update",
+    seed: int = 0,
+    start_compressing_after: int = 0,
+    every: GivenEnd = "epoch",
+    record: str | Path | RecordOptions | None = None,
+    scaler: HasScale | None = None,
+    timeout: float = 600.0,
+) -> Hook: ...
+
+
+@takes_earlier
+def attach_shards(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    optimizer: GivenOptimizer | None = None,
+    *,
+    scatter: QuantisedScatter | Table | None = None,
+    gather: Table | None = None,
+    compressor: GivenCompressor | None = None,
+    policy: GivenPolicy | None = None,
+    signal: Signal = "update",
+    seed: int = 0,
+    start_compressing_after: int = 0,
+    every: GivenEnd = "epoch",
+    record: str | Path | RecordOptions | None = None,
+    scaler: HasScale | None = None,
+    timeout: float = 600.0,
+) -> Hook:
+    """Compress what ``fully_shard`` (FSDP2) exchanges, module by module::
+
+        fully_shard(model, mesh=mesh)
+        hook = regimes.attach_shards(
+            model, mesh, optimizer, scatter=QuantisedScatter(bits=4), gather={"level": 8}
+        )
+
+    Gradients are reduced by ``scatter`` or by ``compressor``, one of both. See docs/how-to/fsdp.md.
+
+    Args:
+        model: divided by ``fully_shard``.
+        mesh: the mesh of one dimension that was given to ``fully_shard``.
+        scatter: the parts of their owners are quantised: ``QuantisedScatter(bits=4)`` (or 8) or
+            ``{"level": 4}``; or ``QuantisedScatter(bits={"low": 8, "high": 4})``, ``{"levels":
+            {"low": 8, "high": 4}}``, between which the policy decides, ACCORDION where none is
+            named. A layer of the hook is what one call of ``fully_shard`` has divided. Without it,
+            and without a compressor, FSDP2's own reduce-scatter runs.
+        compressor: whole gradients are exchanged, as in `attach`, and each process keeps its rows.
+        gather: how weights are gathered, in forward and backward: ``{"level": 8}`` (or 4 bits), and
+            "block", how many numbers have one scale. Without it FSDP2's own all-gather runs.
+        optimizer, policy, signal, seed, start_compressing_after, every, record, scaler, timeout: as
+            in `attach`.
+
+    Raises:
+        ConfigError: one sentence, before anything is registered.
+    """
+    modes = [capabilities.SHARDED_COLLECTIVES]
+    source: FSDPModules
+    if compressor is not None:
         choices.refuse_scatter(scatter, compressor)
-        source = FSDPParameters(model, shards, choices._choose_gather(gather))
-        steps = ModuleSteps
-    elif shards is not None:
-        compressor, level, levels = choices.choose_scatter(scatter, policy, level, levels)
-        source = FSDPModules(model, shards, choices._choose_gather(gather))
-        steps = ModuleSteps
-    elif replicas is not None:
-        source = ShardedGradients(model, replicas)
+        source = FSDPParameters(model, mesh, choices._choose_gather(gather))
+        modes.append(capabilities.WHOLE_GRADIENTS)
     else:
-        source = DDPGradients(model)
-    choices.check_timeout(timeout)
-    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-        raise unexpected_value("scaler", scaler, "a GradScaler of torch, with get_scale(), or None")
-    choices.check_seed(seed)
-    schedule = unit_schedule(every, optimizer, model)
-    probed = pick_probe(probe, instruments, check_every, check_cosine)
-    whole = isinstance(source, FSDPParameters)
-    nothing_named = policy is compressor is level is levels is None
-    if nothing_named:
-        compressor, level = choices.UNNAMED
-    policy, levels = choices.choose_constant(policy, level, levels)
-    compressor = "powersgd" if compressor is None else compressor
-    chosen = choices.choose_exchange(
-        policy, compressor, levels, signal, start_compressing_after, probed
+        compressor = choices.choose_scatter(scatter, policy)
+        source = FSDPModules(model, mesh, choices._choose_gather(gather))
+    asked = _Asked(
+        compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
-    modes = _list_modes(replicas, shards, optimizer, schedule, chosen.probe)
-    modes += [capabilities.WHOLE_GRADIENTS] * whole
-    capabilities.check(chosen.needed_parts(), modes)
-    options = record_options(record)
-    for name, given in (("summary", summary), ("compare_weights", compare_weights)):
-        require(isinstance(given, bool), name, given, "true or false")
-    hook = Hook(
-        source,
-        chosen,
-        schedule,
-        options,
-        seed,
-        scaler,
-        float(timeout),
-        steps,
-        summarizes=summary,
-        compares_weights=compare_weights,
-    )
-    if nothing_named and hook.world.rank == 0:
-        choices.warn_of_unnamed()
-    if whole and summary and chosen.keeps_residuals and hook.world.rank == 0:
+    hook = asked.make_hook(source, ModuleSteps, optimizer, modes)
+    whole = isinstance(source, FSDPParameters) and hook.chosen.keeps_residuals
+    if whole and hook.summarizes and hook.world.rank == 0:
         print(_describe_memory(hook), file=sys.stderr)
     return hook
+
+
+@dataclass
+class _Asked:
+    """The arguments that the three functions share."""
+
+    compressor: GivenCompressor | None
+    policy: GivenPolicy | None
+    signal: Signal
+    seed: int
+    start_compressing_after: int
+    every: GivenEnd
+    record: str | Path | RecordOptions | None
+    scaler: HasScale | None
+    timeout: float
+
+    def make_hook(
+        self,
+        source: Attached,
+        steps: type[UnitSteps],
+        optimizer: GivenOptimizer | None,
+        modes: Sequence[Mode],
+    ) -> Hook:
+        """A hook of these arguments on a model.
+
+        Args:
+            modes: those of the model; the others follow from the arguments.
+
+        Raises:
+            ConfigError: an argument is wrong, or does not go with another.
+        """
+        choices.check_timeout(self.timeout)
+        if self.scaler is not None and not callable(getattr(self.scaler, "get_scale", None)):
+            expected = "a GradScaler of torch, with get_scale(), or None"
+            raise unexpected_value("scaler", self.scaler, expected)
+        choices.check_seed(self.seed)
+        options = record_options(self.record)
+        schedule = unit_schedule(self.every, optimizer, source.network)
+        probed = pick_probe(
+            options.probe, options.instruments, options.check_every, options.check_cosine
+        )
+        nothing_named = self.policy is self.compressor is None
+        policy, compressor, levels = choices.choose_levels(
+            self.policy, choices.UNNAMED if nothing_named else self.compressor
+        )
+        chosen = choices.choose_exchange(
+            policy, compressor, levels, self.signal, self.start_compressing_after, probed
+        )
+        conditions = {
+            capabilities.WITHOUT_PROBE: chosen.probe is None,
+            capabilities.WITHOUT_OPTIMIZER: optimizer is None,
+            capabilities.ENDS_BY_ITSELF: schedule.automatic,
+        }
+        found = [mode for mode, applies in conditions.items() if applies]
+        capabilities.check(chosen.needed_parts(), [capabilities.HOOK, *modes, *found])
+        hook = Hook(
+            source,
+            chosen,
+            schedule,
+            options if options.folder is not None else None,
+            self.seed,
+            self.scaler,
+            float(self.timeout),
+            steps,
+            summarizes=options.summary,
+            compares_weights=options.compare_weights,
+        )
+        if nothing_named and hook.world.rank == 0:
+            choices.warn_of_unnamed()
+        return hook
 
 
 def _describe_memory(hook: Hook) -> str:
@@ -211,19 +347,3 @@ def _describe_memory(hook: Hook) -> str:
         f"regimes: error feedback keeps {kept} on each process, twice its residual of the whole "
         f"gradient; a shard of the matrices has {part}"
     )
-
-
-def _list_modes(
-    replicas: Any, shards: Any, optimizer: Any, schedule: UnitSchedule, probe: Any
-) -> list[Mode]:
-    """The modes in which a hook with these arguments works."""
-    found = {
-        capabilities.HOOK: True,
-        capabilities.WITHOUT_SHARDS: shards is None,
-        capabilities.SHARDED_MODEL: replicas is not None,
-        capabilities.SHARDED_COLLECTIVES: shards is not None and replicas is None,
-        capabilities.WITHOUT_PROBE: probe is None,
-        capabilities.WITHOUT_OPTIMIZER: optimizer is None,
-        capabilities.ENDS_BY_ITSELF: schedule.automatic,
-    }
-    return [mode for mode, applies in found.items() if applies]

@@ -32,7 +32,7 @@ from regimes.errors import ConfigError
 
 _WRITE = (
     "mesh = init_device_mesh(device, (gpus,)), fully_shard(block, mesh=mesh) for each block, "
-    "fully_shard(model, mesh=mesh), regimes.attach(model, shards=mesh)"
+    "fully_shard(model, mesh=mesh), regimes.attach_shards(model, mesh)"
 )
 
 
@@ -166,27 +166,20 @@ class ShardedReplicas(ShardedGradients):
 
     within: ProcessWorld
 
-    def __init__(
-        self, model: nn.Module, replicas: Any, shards: Any, inside: WithinReplicas
-    ) -> None:
+    def __init__(self, model: nn.Module, replicas: Any, inside: WithinReplicas) -> None:
         """
-        Args:
-            shards: the mesh dimension within replicas, which was given to ``fully_shard``.
-
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        write = 'fully_shard(model, mesh=mesh["shard"]), attach(model, replicas=mesh["replicate"], '
-        _check_mesh(shards, f'{write}shards=mesh["shard"])')
         super().__init__(model, replicas)
-        if self.mesh.mesh.tolist() != shards.mesh.tolist():
+        if self.mesh.size() < 2:
             raise ConfigError(
-                "shards: it is another mesh than the one that divides the model: give attach the "
-                f'mesh dimension that fully_shard got: {write}shards=mesh["shard"])'
+                "scatter, gather: one process holds a whole replica, which exchanges nothing "
+                "within: leave them out"
             )
         self.inside, self.groups = inside, groups_of(self.network)
         self.trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.make_layout(shards.size()) for group in self.trained]
+        self.layouts = [group.make_layout(self.mesh.size()) for group in self.trained]
         pairs = zip(self.trained, self.layouts, strict=True)
         self.modules = [layout.make_layer(one.name) for one, layout in pairs]
         self.config = {"within": inside.table()}
@@ -236,9 +229,9 @@ def _describe_modules(groups: list[ParameterGroup]) -> dict[str, Any]:
 def _check_mesh(shards: Any, write: str) -> None:
     """Raise ConfigError unless it is a mesh of one dimension and several processes."""
     if (got := mesh_fault(shards)) is not None:
-        raise ConfigError(f"shards: got {got}, expected a mesh of one dimension: {write}")
+        raise ConfigError(f"mesh: got {got}, expected a mesh of one dimension: {write}")
     if shards.size() < 2:
-        raise ConfigError("shards: the mesh has one process, which exchanges nothing")
+        raise ConfigError("mesh: it has one process, which exchanges nothing")
 
 
 def _check_divided(network: nn.Module, shards: Any) -> None:
@@ -255,22 +248,22 @@ def _check_divided(network: nn.Module, shards: Any) -> None:
         mesh, ways = found
         if mesh.ndim > 1:
             raise ConfigError(
-                f"parameter {name!r} is divided over a mesh of {mesh.ndim} dimensions: shards= is "
-                "for one; replicas are attach(model, replicas=...) of a model that fully_shard has "
-                'divided over mesh["shard"] alone'
+                f"parameter {name!r} is divided over a mesh of {mesh.ndim} dimensions, and "
+                "attach_shards is for one; for replicas let fully_shard divide the model over "
+                'mesh["shard"] alone, attach_replicas(model, mesh["replicate"])'
             )
         if ways == ["copies"]:
             raise ConfigError(
-                f"parameter {name!r} has copies on all processes: shards= compresses what "
+                f"parameter {name!r} has copies on all processes: attach_shards compresses what "
                 f"fully_shard exchanges: {_WRITE}"
             )
         if mesh.mesh.tolist() != shards.mesh.tolist():  # its names are nothing to us
             raise ConfigError(
-                f"parameter {name!r} is divided among other processes than those of shards=: "
-                "use one mesh for all modules, and give it to attach"
+                f"parameter {name!r} is divided among other processes than those of the mesh: "
+                "use one for all modules, and give it to attach_shards"
             )
     if not sharded:
         raise ConfigError(
-            f"attach needs a model of fully_shard (FSDP2), got {type(network).__name__}: call "
-            f"fully_shard on the whole model as well, after its blocks: {_WRITE}"
+            f"attach_shards needs a model of fully_shard (FSDP2), got {type(network).__name__}: "
+            f"call fully_shard on the whole model as well, after its blocks: {_WRITE}"
         )

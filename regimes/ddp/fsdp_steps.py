@@ -38,7 +38,7 @@ from regimes.job.clock import Clock
 from regimes.precision import full_precision
 
 SEPARATE = (
-    "set_separate_reduce_scatter_group has no effect on what attach(shards=...) compresses: it "
+    "set_separate_reduce_scatter_group has no effect on what attach_shards compresses: it "
     "travels in a group of the hook's own"
 )
 

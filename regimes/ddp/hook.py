@@ -197,6 +197,11 @@ class Hook(Job):
         """
         self._end_job(together=True)
 
+    def detach(self) -> None:
+        """Give the model back as it was before ``attach``: the job ends, as with ``close``. All
+        processes call this, or none."""
+        self.close()
+
     def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
         saves its own, because residuals differ. Nothing in it changes afterwards.

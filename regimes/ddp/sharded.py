@@ -29,12 +29,12 @@ from regimes.errors import ConfigError
 
 WRITE = (
     'mesh = init_device_mesh(device, (replicas, gpus), mesh_dim_names=("replicate", "shard")), '
-    'fully_shard(model, mesh=mesh["shard"]), regimes.attach(model, replicas=mesh["replicate"])'
+    'fully_shard(model, mesh=mesh["shard"]), regimes.attach_replicas(model, mesh["replicate"])'
 )
 
 
 ALL_REDUCE = (
-    "set_requires_all_reduce(False) has no effect with attach(replicas=...): replicas exchange "
+    "set_requires_all_reduce(False) has no effect with attach_replicas: replicas exchange "
     "their gradients in each backward pass that reduces them, and each is counted as a step; use "
     "set_requires_gradient_sync(False) for all passes of a step but the last"
 )
@@ -61,7 +61,8 @@ class ShardedGradients(DividedGradients):
         network = getattr(model, "_orig_mod", model)
         if (got := mesh_fault(replicas)) is not None:
             raise ConfigError(
-                f'replicas: got {got}, expected one dimension of a mesh, mesh["replicate"]: {WRITE}'
+                f'the mesh of replicas: got {got}, expected one dimension, mesh["replicate"]: '
+                f"{WRITE}"
             )
         parameters = _sharded_parameters(network)
         mesh, local = _one_mesh(parameters), [local_part(p) for p in parameters.values()]
@@ -202,8 +203,8 @@ def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
                 f"parameter {name!r} has copies on {mesh.size()} processes, between which replicate"
                 "() exchanges uncompressed: give it a mesh dimension of size 1, "
                 'mesh = init_device_mesh(device, (processes, 1), mesh_dim_names=("replicate", '
-                '"shard")), replicate(model, mesh=mesh["shard"]), regimes.attach(model, '
-                'replicas=mesh["replicate"])'
+                '"shard")), replicate(model, mesh=mesh["shard"]), '
+                'regimes.attach_replicas(model, mesh["replicate"])'
             )
         if mesh.ndim > 1:
             raise ConfigError(

@@ -35,14 +35,15 @@ _SAME = (  # attributes of DDP that decide the collectives, or which layers a st
 _WRAP = "wrap it first, model = DistributedDataParallel(model)"
 _SHARDED = (
     "it keeps a part of the parameters on each process: shard it with fully_shard(model, "
-    'mesh=mesh["shard"]) of a mesh with two dimensions, and attach(model, replicas=mesh['
+    'mesh=mesh["shard"]) of a mesh with two dimensions, and attach_replicas(model, mesh['
     '"replicate"]) compresses what replicas exchange'
 )
 _NOT_DDP = {  # by the name of a class, so that none is imported
     "compiled DDP": "attach before compiling, hook = regimes.attach(ddp), then torch.compile(ddp)",
     "FullyShardedDataParallel": _SHARDED,
-    "FSDPModule": "it keeps a part of the parameters on each process: attach(model, shards=mesh) "
-    'compresses what these exchange, attach(model, replicas=mesh["replicate"]) what replicas do',
+    "FSDPModule": "it keeps a part of the parameters on each process: attach_shards(model, "
+    'mesh) compresses what these exchange, attach_replicas(model, mesh["replicate"]) what replicas '
+    "do",
     "DataParallel": "it is one process with several devices, between which nothing is exchanged "
     "that could be compressed: start a process per device (torchrun) and use "
     "DistributedDataParallel",

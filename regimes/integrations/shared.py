@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes.collectives.launcher import read_launch
 from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
-from regimes.ddp import Hook, RecordOptions, attach
+from regimes.ddp import Hook, RecordOptions, attach, attach_shards
 from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 from regimes.job.job import on_all_processes
 from regimes.job.recorder import record_options
 from regimes.job.refit import damage_refused
+from regimes.job.spellings import EARLIER
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
 SHARDED = "regimes"  # there, of a sharded model: a folder of torch.distributed.checkpoint
@@ -48,7 +49,11 @@ class HookSettings:
         good = self.every == "epoch" or is_whole(self.every, 1)
         require(good, "every", self.every, '"epoch" or a number of steps from 1 up')
         self.about = record_options(self.record)
-        known = inspect.signature(attach).parameters.keys() - FROM_TRAINER
+        known = {
+            *inspect.signature(attach_shards).parameters,
+            *inspect.signature(attach).parameters,
+            *EARLIER["attach"],
+        } - FROM_TRAINER
         for name in self.options:
             if name not in known:
                 raise ConfigError(f"unknown option {name!r}: {suggest_nearest(name, known)}")
@@ -86,35 +91,36 @@ class HookSettings:
                 'every = "epoch": the steps of an epoch are not known (training data without a '
                 "length, or a loop of your own with Accelerate): give a number of steps"
             )
+        steps = every if isinstance(every, int) else 1
+        units = None
+        if total is not None and 0 < total < math.inf:  # -1 is Lightning's "without end"
+            units = math.ceil(total / steps)
         about = self.about
-        if about is not None:
-            steps = every if isinstance(every, int) else 1
-            units = None
-            if total is not None and 0 < total < math.inf:  # -1 is Lightning's "without end"
-                units = math.ceil(total / steps)
-            size = about.batch_size or batch_size
-            about = replace(about, units=about.units or units, batch_size=size)
+        size = about.batch_size or batch_size
+        about = replace(about, units=about.units or units, batch_size=size)
         inner = getattr(optimizer, "optimizer", optimizer)  # in a trainer's wrapper
-        wrapped, mesh_argument = wrapped_model(model)
+        wrapped, mesh = wrapped_model(model)
         of_fsdp = self.options.keys() & {"scatter", "gather"}
-        if of_fsdp and not mesh_argument:
+        if of_fsdp and mesh is None:
             raise ConfigError(
                 f"{max(of_fsdp)}: it compresses what FSDP2 exchanges, and the trainer has not "
-                "sharded the model: let it use FSDP2, on GPUs, or use compressor= and level= of DDP"
+                "sharded the model: let it use FSDP2, on GPUs, or use a compressor of DDP"
             )
-        return attach(
-            wrapped,
-            optimizer=inner if hasattr(inner, "param_groups") else optimizer,
-            every=every,
-            scaler=scaler,
-            record=about,
-            **{**mesh_argument, **self.options},
-        )
+        given: dict[str, Any] = {
+            "optimizer": inner if hasattr(inner, "param_groups") else optimizer,
+            "every": every,
+            "scaler": scaler,
+            "record": about,
+            **self.options,
+        }
+        if mesh is None:
+            return attach(cast(DistributedDataParallel, wrapped), **given)
+        return attach_shards(wrapped, mesh, **given)
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of ``Hook.log`` from what a trainer has logged: only numbers, the evaluation's
         loss as "test_loss", and the record's metric under its name."""
-        metric = None if self.about is None else self.about.metric
+        metric = None if self.record is None else self.about.metric
         named = {}
         for name, value in logged.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -127,21 +133,21 @@ class HookSettings:
         return named
 
 
-def wrapped_model(model: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+def wrapped_model(model: nn.Module) -> tuple[nn.Module, Any]:
     """The model of DDP or FSDP2 that a trainer has made, compiled afterwards or not, and the mesh
-    of FSDP2 as an argument of ``attach``.
+    of FSDP2, None of DDP.
 
     Raises:
         ConfigError: neither has wrapped it.
     """
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
-        return inner, {}
+        return inner, None
     network, mesh = find_divided(inner)
     if mesh is not None:
-        return network, {"shards": mesh}
+        return network, mesh
     if read_launch().count > 1:
-        return model, {}  # FSDP1 and others: ``attach`` raises the error
+        return model, None  # FSDP1 and others: ``attach`` raises the error
     raise ConfigError(
         "the trainer has not wrapped the model in DistributedDataParallel, as it does where there "
         "are several processes: start the script with torchrun --nproc-per-node 2 SCRIPT"

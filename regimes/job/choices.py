@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, cast, get_args
 
@@ -15,6 +15,7 @@ from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.compression import Compressor
 from regimes.compression.base import check_level, has_feedback
+from regimes.compression.elementwise import Dense
 from regimes.compression.needs import compressor_parts
 from regimes.compression.scatter import QuantisedScatter, Weights, WithinReplicas
 from regimes.config import (
@@ -24,6 +25,7 @@ from regimes.config import (
     GivenLevel,
     Signal,
     as_level,
+    is_by_name,
     plain_levels,
 )
 from regimes.config.bounds import LONGEST, SECONDS
@@ -33,6 +35,7 @@ from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.job.probe import CurvatureProbe
 from regimes.policies import Policy
+from regimes.policies.base import split_policy
 
 _CONSTANT = "constant"  # the name of the only level, where no policy chooses
 
@@ -114,109 +117,169 @@ def choose_exchange(
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
 
 
-UNNAMED = ("quantised-all-reduce", 8)  # harmless in every measurement of `cost/measured.toml`
+UNNAMED = {"name": "quantised-all-reduce", "level": 8}  # harmless in `cost/measured.toml`
 
 
 def warn_of_unnamed() -> None:
-    """``attach`` was told of no compressor, level or policy."""
-    name, level = UNNAMED
+    """``attach`` was told of no compressor and no policy."""
+    bits = UNNAMED["level"]
     warnings.warn(
-        f"attach: no compressor, level or policy is named, so {level} bits a number are sent: "
-        f'compressor="{name}", level={level} says so without this warning. ACCORDION between '
-        'ranks 4 and 1, the default before version 0.4, is policy="accordion".',
-        stacklevel=3,
+        f"attach: no compressor or policy is named, so {bits} bits a number are sent: "
+        f"compressor=regimes.QuantisedAllReduce(bits={bits}) says so without this warning. "
+        'ACCORDION between ranks 4 and 1, the default before version 0.4, is policy="accordion".',
+        stacklevel=5,  # past the function that all kinds of models share, and its decorator
     )
 
 
-def choose_constant(
-    policy: Any, level: GivenLevel | None, levels: Mapping[str, GivenLevel] | None
-) -> tuple[Any, Mapping[str, GivenLevel] | None]:
-    """The policy and its levels for these arguments of ``attach``.
+def choose_levels(
+    policy: Any, compressor: Any, usual: str = "powersgd"
+) -> tuple[Any, Compressor, Mapping[str, GivenLevel] | None]:
+    """The policy, the compressor and its levels by name, for these arguments of ``attach``.
+
+    Args:
+        usual: the compressor where none is named.
 
     Raises:
-        ConfigError: ``level`` beside one of the others, or a number where a policy wants the name
-            of a level.
+        ConfigError: two of them say what the levels are, or one does not say it.
+    """
+    policy, of_policy = split_policy(policy)
+    if of_policy:
+        if compressor is not None:
+            raise ConfigError(
+                f"compressor = {compressor!r}: the policy's levels are compressors already: leave "
+                "it out, or let the policy have names of levels"
+            )
+        return policy, *_join_compressors(of_policy)
+    chosen, level, levels = take_level(usual if compressor is None else compressor)
+    policy, levels = _choose_constant(policy, level, levels)
+    return policy, chosen, levels
+
+
+def take_level(given: Any) -> tuple[Compressor, GivenLevel | None, Any]:
+    """A compressor from a name, a table or an object, without its level, and that level, or its
+    levels by name.
+
+    Raises:
+        ConfigError: it is no compressor, or has a level twice.
+    """
+    table = dict(given) if isinstance(given, Mapping) else {}
+    level, levels = table.pop("level", None), table.pop("levels", None)
+    chosen = pick_compressor(table if isinstance(given, Mapping) else given)
+    several = [x for x in (level, levels, chosen.level) if x is not None]
+    if len(several) > 1:
+        raise ConfigError(f"compressor: it has two levels, {several[0]!r} and {several[1]!r}")
+    own = chosen.level if level is None else level
+    if levels is None and is_by_name(own):
+        own, levels = None, own
+    return chosen.with_level(None), own, levels
+
+
+def _join_compressors(
+    given: Mapping[str, Any],
+) -> tuple[Compressor, dict[str, GivenLevel]]:
+    """One compressor and its levels by name, from a compressor for each name. "dense" is a level of
+    any.
+
+    Raises:
+        ConfigError: they differ in more than level and error feedback, or one has no single level.
+    """
+    dense = {name for name, one in given.items() if type(one) is Dense}
+    several = [one for name, one in given.items() if name not in dense] or [*given.values()]
+    first = several[0]
+    joined, levels = first.with_level(None), dict[str, GivenLevel]()
+    for name, one in given.items():
+        if name in dense:
+            levels[name] = DENSE
+            continue
+        if one.level is None or is_by_name(one.level):
+            raise ConfigError(f"policy.{name} = {one!r}: expected a compressor with one level")
+        alike = type(one) is type(joined) and joined == replace(
+            one.with_level(None), error_feedback=joined.error_feedback
+        )
+        if not alike:
+            raise ConfigError(
+                f"policy.{name} = {one!r}: the levels of a policy are of one compressor, and may "
+                f"differ in level and error feedback; another is {first!r}"
+            )
+        same = one.error_feedback == joined.error_feedback
+        own = {"level": one.level, "error_feedback": one.error_feedback}
+        levels[name] = one.level if same else own
+    return joined, levels
+
+
+def _choose_constant(
+    policy: Any, level: GivenLevel | None, levels: Mapping[str, GivenLevel] | None
+) -> tuple[Any, Mapping[str, GivenLevel] | None]:
+    """The policy and its levels.
+
+    Raises:
+        ConfigError: one level beside a policy, or a number where a policy wants the name of a
+            level.
     """
     if level is not None:
-        for name, given in (("policy", policy), ("levels", levels)):
-            if given is not None:
-                raise ConfigError(
-                    f"level = {level!r}: it is one level throughout, which no {name} can change: "
-                    f"leave {name} out, or level"
-                )
+        if policy is not None:
+            raise ConfigError(
+                f"level = {level!r}: it is one level throughout, which no policy can change: leave "
+                'the policy out, or name levels, PowerSGD(rank={"low": 4, "high": 1})'
+            )
         return {"name": "static", "level": _CONSTANT}, {_CONSTANT: level}
     table = policy if isinstance(policy, Mapping) else {}
     named = table.get("level", "")
     if table.get("name") == "static" and isinstance(named, Real):
         raise ConfigError(
             f'policy.level = {named!r}: expected the name of a level, like "low"; for one level '
-            f"throughout leave policy out, attach(..., level={named!r})"
+            f"throughout leave the policy out, attach(..., compressor=PowerSGD(rank={named!r}))"
         )
     return "accordion" if policy is None else policy, levels
 
 
-def refuse_scatter(table: Mapping[str, Any] | None, compressor: Any) -> None:
+def refuse_scatter(table: Any, compressor: Any) -> None:
     """Raise ConfigError for the argument ``scatter`` of ``attach`` beside a compressor."""
     if table is not None:
         raise ConfigError(
-            f"compressor = {compressor!r}: with shards it exchanges whole gradients, and scatter "
+            f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
             "quantises the parts of their owners: leave one of them out"
         )
 
 
-def choose_scatter(
-    table: Mapping[str, Any] | None,
-    policy: Any,
-    level: GivenLevel | None,
-    levels: Mapping[str, GivenLevel] | None,
-) -> tuple[Compressor, GivenLevel | None, Mapping[str, GivenLevel] | None]:
-    """The compressor, and its level or levels, for the argument ``scatter`` of ``attach``.
+def choose_scatter(given: Any, policy: Any) -> Compressor:
+    """The compressor, with its level or levels, for the argument ``scatter`` of ``attach_shards``.
 
     Raises:
-        ConfigError: an argument that belongs into ``scatter``, an unknown key, or no level at all.
+        ConfigError: an unknown key, or no level at all.
     """
-    for key, value in (("level", level), ("levels", levels)):
-        if value is not None:
-            raise ConfigError(
-                f"{key} = {value!r}: with shards the bits of gradients are in "
-                'scatter={"level": 4}, those of weights in gather={"level": 8}, and a rank is for '
-                'compressor="powersgd": add it, or leave this out'
-            )
-    if table is None:
+    if given is None:
         if policy is not None:
             raise ConfigError(
                 "policy: it decides the levels of scatter or of a compressor: add compressor="
-                '"powersgd" or scatter={"levels": {"low": 8, "high": 4}}, or leave it out'
+                'PowerSGD(rank={"low": 4, "high": 1}) or scatter={"levels": {"low": 8, "high": '
+                "4}}, or leave it out"
             )
-        return QuantisedScatter(), DENSE, None
-    made = _build_scatter(table)
-    named = table.get("levels")
+        return QuantisedScatter().with_level(DENSE)
+    made, level, named = _build_scatter(given)
     if not isinstance(named, Mapping | None):
         raise unexpected_value(
             "scatter.levels", named, 'a table of levels by name, like {"low": 8, "high": 4}'
         )
-    if policy is None and table.get("level") is None and not named:
+    if policy is None and level is None and not named:
         low, high = made.usual.values()
         raise ConfigError(
             f'scatter: it names no level: scatter={{"level": {low}}} for one throughout, or '
             f'{{"levels": {{"low": {low}, "high": {high}}}}} between which the policy decides'
         )
-    given = [table.get("level"), *(named or {}).values()]
     owing = made.error_feedback or any(
-        isinstance(x, Mapping) and x.get("error_feedback") for x in given
+        isinstance(x, Mapping) and x.get("error_feedback") for x in [level, *(named or {}).values()]
     )
     if made.residual_bits is not None and not owing:
         raise ConfigError(
             f"scatter.residual_bits = {made.residual_bits} has no effect without error feedback: "
             "leave it out, or set scatter.error_feedback"
         )
-    return made, table.get("level"), named
+    return made.with_level(named if level is None else level)
 
 
-def within_replicas(
-    scatter: Mapping[str, Any] | None, gather: Mapping[str, Any] | None
-) -> WithinReplicas:
-    """The arguments ``scatter`` and ``gather`` of ``attach`` beside ``replicas``.
+def within_replicas(scatter: Any, gather: Mapping[str, Any] | None) -> WithinReplicas:
+    """The arguments ``scatter`` and ``gather`` of ``attach_replicas``.
 
     Raises:
         ConfigError: an unknown key, or what belongs between replicas.
@@ -224,11 +287,11 @@ def within_replicas(
     weights = _choose_gather(gather)
     if scatter is None:
         return WithinReplicas(QuantisedScatter(), DENSE, weights)
-    made = _build_scatter(scatter)
-    if "levels" in scatter or "level" not in scatter:
+    made, given, named = _build_scatter(scatter)
+    if named is not None or given is None:
         raise ConfigError(
-            "scatter.levels: with replicas a policy decides what goes between them, by levels= of "
-            'attach: name one level within them, scatter={"level": 8}'
+            "scatter.levels: a policy decides what goes between replicas, by the levels of the "
+            'compressor: name one level within them, scatter={"level": 8}'
         )
     if made.error_feedback:
         raise ConfigError(
@@ -236,34 +299,39 @@ def within_replicas(
             "job has one residual, that of the compressor between them; round without bias, "
             "stochastic = true"
         )
-    level = _plain_number(scatter["level"])
+    level = _plain_number(given)
     made.check(level)
     return WithinReplicas(made, level, weights)
 
 
-def _build_scatter(table: Any) -> QuantisedScatter:
-    """The compressor of a table ``scatter``, which has its name and fields beside the levels."""
-    if not isinstance(table, Mapping):
-        raise unexpected_value("scatter", table, 'a table like {"level": 4}')
-    if (name := table.get("name", "quantised")) != "quantised":
+def _build_scatter(given: Any) -> tuple[QuantisedScatter, Any, Any]:
+    """The compressor of the argument ``scatter``, and its level, or its levels by name."""
+    if isinstance(given, QuantisedScatter):
+        level = given.level
+        both = (None, level) if is_by_name(level) else (level, None)
+        return given.with_level(None), *both
+    if not isinstance(given, Mapping):
+        raise unexpected_value("scatter", given, 'a table like {"level": 4}, or QuantisedScatter')
+    if (name := given.get("name", "quantised")) != "quantised":
         whole = str(name) in compression.REGISTRY
         more = f" A compressor of whole gradients is compressor={name!r}." if whole else ""
         raise ConfigError(
             f"scatter.name = {name!r}: {suggest_nearest(str(name), ['quantised'])}{more}"
         )
-    given = {key: value for key, value in table.items() if key not in ("name", "level", "levels")}
+    table = {key: value for key, value in given.items() if key not in ("name", "level", "levels")}
     known = {field.name for field in dataclasses.fields(QuantisedScatter) if field.init}
-    known -= {"residual"}  # its unit
-    if given.get("error_feedback") == "owner":
+    known -= {"residual", "bits"}  # its unit; the level has a key of its own
+    if table.get("error_feedback") == "owner":
         raise ConfigError(
             "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
             "owner of a part sends nothing on, and so has no error of its own to hold back"
         )
-    _check_keys("scatter", table, {"name", "level", "levels", *known})
+    _check_keys("scatter", given, {"name", "level", "levels", *known})
     try:
-        return from_dict(QuantisedScatter, given, "scatter.")
+        made = from_dict(QuantisedScatter, table, "scatter.")
     except ConfigError as error:  # of the compressor, whose fields the user has written here
         raise ConfigError(str(error).replace("compressor.", "scatter.")) from None
+    return made, given.get("level"), given.get("levels")
 
 
 def _choose_gather(table: Mapping[str, Any] | None) -> Weights:
@@ -302,7 +370,8 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
             values[name] = value
     pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
     scattered = isinstance(compressor, QuantisedScatter)
-    written = f'scatter={{"levels": {{{pairs}}}}}' if scattered else f"levels={{{pairs}}}"
+    argument, rest = ("scatter", "") if scattered else ("compressor", '"name": ..., ')
+    written = f'{argument}={{{rest}"levels": {{{pairs}}}}}'
     raise ConfigError(
         f"the policy asks for level {missing[0]!r}, and levels has only "
         f"{', '.join(known) or 'none'}: say what it is, attach(..., {written})"
@@ -362,7 +431,7 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
     if not levels:
         raise ConfigError(
             f"levels: {type(compressor).__name__} has no default levels: say what low and high "
-            'are, e.g. levels={"low": ..., "high": ...}'
+            'are, e.g. {"name": ..., "levels": {"low": ..., "high": ...}}'
         )
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from regimes import compression, policies
 from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected_value
+from regimes.job.given import GivenInstruments, GivenProbe
 from regimes.job.reporters import Reporters
 from regimes.precision import full_precision
 from regimes.records import (
@@ -57,10 +58,11 @@ _SAME = (  # of the configuration, in a job that is continued
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What a job cannot find out by itself, for its record.
+    """What is recorded, measured and checked of a job.
 
     Attributes:
-        folder: where the record is written; new, or the folder of the job that is continued.
+        folder: where the record is written; new, or the folder of the job that is continued. None:
+            nothing is written.
         name: of the schedule; figures and tables group runs by it. None: the policy's.
         data: what the data set is called.
         batch_size: samples per process and step.
@@ -69,15 +71,41 @@ class RecordOptions:
         units: how many the job will have, for progress; None: not known.
         reporters: what else shows each unit: "tensorboard", "wandb", ... (``reporters`` of a
             configuration).
+        instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
+            with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
+            of `instruments.curvature`); of local steps also "disagreement", how far the processes
+            lie apart. The training ends in the same bits with and without them.
+        probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
+            is one batch or a list: this process's share of the samples, equally many on each
+            process. ``model`` is the one inside DistributedDataParallel; one that FSDP2 divides has
+            all weights then (`whole_model`). What the loss averages over is found by trying it on
+            parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
+            say the number of tokens that count.
+        check_every: every so many steps (synchronisations, of local steps) the gradient is
+            exchanged once more, uncompressed, and compared with the update: the record has the
+            cosine per layer, and process 0 warns where the model's cosine is less than
+            ``check_cosine``, by default 0.3. Nothing else changes.
+        summary: as the job ends, process 0 prints to stderr what was sent and waited for; with a
+            compressor in `attach_shards`, at once what its residuals cost in memory.
+        compare_weights: once in each unit and at ``close()`` the processes compare a hash of the
+            weights that the model has then, and each checks that these are the parameters that were
+            attached. An error names processes that have drifted apart, and parameters whose
+            gradients are not exchanged. It sends a few bytes with what is compared anyway.
     """
 
-    folder: str | Path
+    folder: str | Path | None = None
     name: str | None = None
     data: str = OWN
     batch_size: int | None = None
     metric: str = "loss"
     units: int | None = None
     reporters: tuple[str, ...] = ()
+    instruments: GivenInstruments | None = None
+    probe: GivenProbe | None = None
+    check_every: int | None = None
+    check_cosine: float | None = None
+    summary: bool = True
+    compare_weights: bool = True
 
     def __post_init__(self) -> None:
         require("\0" not in str(self.folder), "record", self.folder, "a folder: no path has a NUL")
@@ -87,15 +115,16 @@ class RecordOptions:
             require(good, f"RecordOptions.{field}", value, "a whole number from 1 up")
         names = (self.reporters,) if isinstance(self.reporters, str) else tuple(self.reporters)
         check_reporters(names)
+        for name in ("summary", "compare_weights"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), name, value, "true or false")
         object.__setattr__(self, "reporters", names)
 
 
-def record_options(record: Any) -> RecordOptions | None:
-    """The argument ``record`` of ``attach``; ConfigError unless it is a folder."""
-    if record is None:
-        return None
+def record_options(record: Any) -> RecordOptions:
+    """The argument ``record`` of ``attach``; ConfigError unless it is a folder, options or None."""
     folder = record.folder if isinstance(record, RecordOptions) else record
-    if not isinstance(folder, str | Path) or not str(folder):
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
     return record if isinstance(record, RecordOptions) else RecordOptions(folder)
 
@@ -134,7 +163,7 @@ class JobRecorder:
     """
 
     def __init__(self, options: RecordOptions, header: Header) -> None:
-        self.options, self.header, self.folder = options, header, Path(options.folder)
+        self.options, self.header, self.folder = options, header, Path(options.folder or "")
         self.writer: RecordWriter | None = None
         self.reporters = Reporters(())
         self.pending: list[_PendingRow] = []

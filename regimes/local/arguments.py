@@ -18,7 +18,7 @@ from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
-from regimes.config import DENSE, AnyLevel, GivenLevel, OuterConfig, check_bounds, from_dict
+from regimes.config import DENSE, AnyLevel, OuterConfig, check_bounds, from_dict
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected_value
@@ -107,39 +107,31 @@ def choose_local(
     periods: Mapping[str, int] | None,
     outer: Any,
     compressor: Any,
-    level: GivenLevel,
+    level_policy: Any,
     every: int,
     measured: Mapping[str, Mapping[str, Any]],
-    varied: tuple[Mapping[str, GivenLevel] | None, Any] = (None, None),
 ) -> LocalChoice:
-    """The arguments of ``local_steps``; ConfigError unless they go together.
-
-    Args:
-        varied: levels, and the policy that decides them.
-    """
+    """The arguments of ``local_steps``; ConfigError unless they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
     words = _check_periods(_PERIODS if periods is None else periods)
-    exchange = _choose_exchange(compressor, level, *varied, measured)
+    exchange = _choose_exchange(compressor, level_policy, measured)
     rule, after = _choose_rule(policy, words), _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
-    return LocalChoice(rule, words, after, exchange, every, varied[1] is not None)
+    return LocalChoice(rule, words, after, exchange, every, level_policy is not None)
 
 
 def _choose_exchange(
-    compressor: Any,
-    level: GivenLevel,
-    levels: Mapping[str, GivenLevel] | None,
-    rule: Any,
-    measured: Mapping[str, Mapping[str, Any]],
+    compressor: Any, rule: Any, measured: Mapping[str, Mapping[str, Any]]
 ) -> choices.Choice:
     """A compressor with its only level, or with several and what decides them."""
-    pressed = choices.pick_compressor(compressor)
     if rule is None:
+        pressed, level, levels = choices.take_level("dense" if compressor is None else compressor)
         require(levels is None, "levels", levels, "none without level_policy: it is one level")
-        known = {} if level == DENSE else choices.pick_levels(pressed, {"sent": level})
+        dense = level in (None, DENSE)
+        known = {} if dense else choices.pick_levels(pressed, {"sent": level})
         static = Static(next(iter(known), DENSE))
         return choices.Choice(static, pressed, known, "update", instruments=measured)
-    require(level == DENSE, "level", level, "levels with level_policy, not one level")
+    rule, pressed, levels = choices.choose_levels(rule, compressor, "dense")
     return choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
 
 

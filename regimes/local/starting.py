@@ -13,12 +13,13 @@ import torch
 from torch import nn
 
 from regimes import capabilities
-from regimes.config import DENSE, GivenLevel, OuterConfig
+from regimes.config import OuterConfig
 from regimes.errors import ConfigError, require
 from regimes.job.choices import check_seed, check_timeout
-from regimes.job.given import GivenCompressor, GivenInstruments, GivenPolicy, Table
+from regimes.job.given import GivenCompressor, GivenPolicy, Table
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
+from regimes.job.spellings import takes_earlier
 from regimes.local.arguments import check_trained, choose_local
 from regimes.local.steps import LocalSteps
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.WeakKeyDictionary()
 
 
+@takes_earlier
 def local_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -37,19 +39,12 @@ def local_steps(
     policy: int | GivenPolicy = 32,
     periods: Mapping[str, int] | None = None,
     outer: OuterConfig | Table | None = None,
-    compressor: GivenCompressor = "dense",
-    level: GivenLevel = DENSE,
-    levels: Mapping[str, GivenLevel] | None = None,
+    compressor: GivenCompressor | None = None,
     level_policy: GivenPolicy | None = None,
     every: int = 100,
     record: str | Path | RecordOptions | None = None,
     seed: int = 0,
     timeout: float = 600.0,
-    instruments: GivenInstruments | None = None,
-    check_every: int | None = None,
-    check_cosine: float | None = None,
-    summary: bool = True,
-    compare_weights: bool = True,
 ) -> LocalSteps:
     """Let each process train ``model`` by itself, and synchronise all every so many steps.
 
@@ -70,26 +65,25 @@ def local_steps(
             "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
             well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
             steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
-        compressor, level: of the pseudo-gradient that is exchanged, e.g. "topk" and 1 (per cent).
-        levels, level_policy: in place of ``level``: what the words of a policy mean, by default the
-            compressor's usual ones, and the policy, which decides after each unit.
+        compressor: of the pseudo-gradient that is exchanged, with its level, ``TopK(percent=1)``;
+            by default none.
+        level_policy: decides the compressor's level after each unit; the levels are then given as
+            in `attach`.
         every: steps of a unit, after which the policy decides and a row is recorded.
-        record: a folder for a record of the job; process 0 writes it.
+        record: a folder for a record of the job; process 0 writes it. Or `RecordOptions`: what else
+            is recorded, measured and checked; weights are compared after a unit's last
+            synchronisation.
         seed: of the compressor's random numbers.
         timeout: seconds until a process that the others wait for counts as lost.
-        instruments: ``{"error", "residual"}``, or a table of their fields: what compression takes
-            from the pseudo-gradients that are synchronised, and what is owed; ``"disagreement"``:
-            how far the processes lie apart.
-        check_every, check_cosine: as in ``attach``, counted in synchronisations.
-        summary: as the job ends, process 0 prints to stderr what was sent and waited for.
-        compare_weights: as in ``attach``, of the weights after a unit's last synchronisation.
 
     Raises:
         ConfigError: one sentence, before anything is sent.
     """
-    _, measured = pick_probe(None, instruments, check_every, check_cosine)
-    varied = levels, level_policy
-    chosen = choose_local(policy, periods, outer, compressor, level, every, measured, varied)
+    options = record_options(record)
+    probe = options.probe
+    require(probe is None, "probe", probe, "none: local steps have no gradient of all processes")
+    _, measured = pick_probe(None, options.instruments, options.check_every, options.check_cosine)
+    chosen = choose_local(policy, periods, outer, compressor, level_policy, every, measured)
     found = {
         capabilities.LOCAL_STEPS: True,
         capabilities.SHARDED_MODEL: replicas is not None,
@@ -100,12 +94,10 @@ def local_steps(
     _check_free(model)
     check_timeout(timeout)
     check_seed(seed)
-    options = record_options(record)
-    for name, given in (("summary", summary), ("compare_weights", compare_weights)):
-        require(isinstance(given, bool), name, given, "true or false")
     world = what.make_world(float(timeout))
-    job = LocalSteps(model, optimizer, what, chosen, options, seed, world)
-    job.summarizes, job.compares_weights = summary, compare_weights
+    recorded = options if options.folder is not None else None
+    job = LocalSteps(model, optimizer, what, chosen, recorded, seed, world)
+    job.summarizes, job.compares_weights = options.summary, options.compare_weights
     _JOBS[model] = reference = weakref.ref(job)
     atexit.register(_at_exit, reference)
     return job

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
-from regimes.config import Bounded, Bounds
+from regimes.config import AtLevel, Bounded, Bounds
 from regimes.policies.history import PastEpoch, as_history
 
 FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay
@@ -41,6 +41,19 @@ class Policy(Protocol):
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         """One decision per layer for epoch ``len(history)``."""
         ...
+
+
+def split_policy(policy: Any) -> tuple[Any, dict[str, AtLevel]]:
+    """A policy whose levels are names, and the compressors that it has had in place of them."""
+    if not is_dataclass(policy) or isinstance(policy, type):
+        return policy, {}
+    words = {
+        f.name: f.default
+        for f in fields(policy)
+        if isinstance(f.default, str) and hasattr(getattr(policy, f.name), "error_feedback")
+    }
+    compressors = {word: getattr(policy, name) for name, word in words.items()}
+    return replace(policy, **words) if words else policy, compressors
 
 
 def start_level(level: str, layers: Sequence[str]) -> list[Decision]:

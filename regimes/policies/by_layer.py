@@ -10,7 +10,7 @@ from typing import Any
 
 from regimes.capabilities import declared_needs
 from regimes.errors import ConfigError, suggest_nearest, unexpected_value
-from regimes.policies.base import Decision, Policy
+from regimes.policies.base import Decision, Policy, split_policy
 from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
 
 
@@ -111,6 +111,11 @@ def _policy(table: Any, where: str) -> Policy:
     if isinstance(table, dict):
         return make_policy(table, where)
     if isinstance(table, Policy):
+        if split_policy(table)[1]:
+            raise ConfigError(
+                f"{where}: all groups share one compressor: name its levels, "
+                'PowerSGD(rank={"low": 4, "high": 1}), and those of the policies by these names'
+            )
         return table
     raise unexpected_value(where, table, "a table with a name")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
+from regimes.config import LevelName, level_name
 from regimes.config.bounds import Count, Positive
 from regimes.detectors import Detector, NormChange, Online, Verdict, make_detector
 from regimes.detectors.statistics import Statistic
@@ -23,12 +24,12 @@ class FollowsDetector(FollowsDecays):
     ``level_for`` of the verdict on a layer. Without an opinion a layer's level stays."""
 
     decay_rule: bool
-    low: str
-    high: str
+    low: LevelName
+    high: LevelName
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.low, self.high)
+        return (level_name(self.low, "low"), level_name(self.high, "high"))
 
     @property
     def rule(self) -> Detector:
@@ -73,12 +74,13 @@ class Detected(FollowsDetector):
     Attributes:
         detector: a table like ``{name = "eigenvalue-change", eta = 0.5}``, or the object.
         decay_rule: low, too, from each decay of the learning rate until the next verdict.
+        low, high: names of levels; in a script also a compressor at each, ``PowerSGD(rank=4)``.
     """
 
     detector: Any = field(default_factory=lambda: {"name": "norm-change"})
     decay_rule: bool = False
-    low: str = "low"
-    high: str = "high"
+    low: LevelName = "low"
+    high: LevelName = "high"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,14 +106,15 @@ class Accordion(FollowsDetector):
 
     Low compression while the gradient norm changes by ``eta`` or more over ``interval`` epochs,
     and, with ``decay_rule``, from each decay of the learning rate until the next evaluation.
-    Starts low (the authors' code).
+    Starts low (the authors' code). ``low`` and ``high`` are names of levels; in a script also a
+    compressor at each: ``Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``.
     """
 
     eta: Positive = 0.5
     interval: Count = 10
     decay_rule: bool = True
-    low: str = "low"
-    high: str = "high"
+    low: LevelName = "low"
+    high: LevelName = "high"
     needs: tuple[str, ...] = field(default=("norm",), init=False)
 
     @cached_property
@@ -133,9 +136,10 @@ class BatchAccordion(Accordion):
         decided = super().decide(history, layers)
         if not (self.grow_only and history):
             return decided
+        low, high = self.names
         return [
-            Decision(self.high, {**(now.why or {}), "rule": "grow only"})
-            if (before, now.level) == (self.high, self.low)
+            Decision(high, {**(now.why or {}), "rule": "grow only"})
+            if (before, now.level) == (high, low)
             else now
             for before, now in zip(history[-1].levels, decided, strict=True)
         ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from regimes.config import Bounded, check_windows, in_windows
+from regimes.config import Bounded, LevelName, check_windows, in_windows, level_name
 from regimes.config.bounds import Count, Positive
 from regimes.errors import ConfigError, require, suggest_nearest
 from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
@@ -40,7 +40,8 @@ class Windows:
     Attributes:
         windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
         layers: windows of single layers by name, in place of ``windows``.
-        inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``.
+        inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``. In a
+            script also a compressor at each.
 
     >>> from regimes.policies.history import PastEpoch
     >>> rule, past = Windows(windows=((0, 1), (3, 4))), []
@@ -53,8 +54,8 @@ class Windows:
 
     windows: tuple[tuple[int, int], ...] = ()
     layers: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
-    inside: str = "low"
-    outside: str = "high"
+    inside: LevelName = "low"
+    outside: LevelName = "high"
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Windows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.inside, self.outside)
+        return (level_name(self.inside, "low"), level_name(self.outside, "high"))
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         for name in self.layers:
@@ -73,10 +74,11 @@ class Windows:
                     f"policy.layers: no layer {name!r}: {suggest_nearest(name, layers)}"
                 )
         levels = history[-1].levels if history else [None] * len(layers)
+        inside, outside = self.names
         decisions = []
         for name, before in zip(layers, levels, strict=True):
             within = in_windows(self.layers.get(name, self.windows), len(history))
-            level = self.inside if within else self.outside
+            level = inside if within else outside
             why = {"rule": "window" if within else "outside windows"}
             decisions.append(Decision(level, why if level != before else None))
         return decisions

@@ -48,6 +48,12 @@ class PlugIns:
         """
         check_bounds(config)
         chosen, rule = make_compressor(config.compressor), make_policy(config.policy)
+        if chosen.level is not None:
+            word = chosen.level_word
+            raise ConfigError(
+                f"compressor.{word} = {chosen.level!r}: in a configuration levels have names, "
+                f'which a policy chooses: levels.low = ..., and policy.name = "static" for one'
+            )
         for name, size in config.batch_levels.items():
             if size < config.batch_size or size % config.batch_size:
                 raise ConfigError(

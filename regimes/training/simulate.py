@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from regimes import compression, policies
+from regimes.compression import Compressor
 from regimes.config import (
     DataConfig,
     GivenLevel,
@@ -27,6 +28,7 @@ from regimes.config.registry import required_arguments
 from regimes.config.toml import override_fields
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
 from regimes.errors import ConfigError, suggest_nearest, unexpected_value
+from regimes.job.choices import choose_levels
 from regimes.job.given import GivenCompressor, GivenModel, GivenPolicy, HasSamples, Table
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record, read_header
@@ -42,9 +44,9 @@ class Training(TypedDict, total=False):
     workers: int
     batch_size: int
     epochs: int
-    compressor: GivenCompressor
+    compressor: GivenCompressor | None
     levels: Mapping[str, GivenLevel] | None
-    policy: GivenPolicy
+    policy: GivenPolicy | None
     optimizer: str | Table | OptimizerConfig | None
     loss: Loss | None
     metric: Metric | str | None  # a text: of a function of `harm`, the name of what it returns
@@ -63,9 +65,9 @@ def simulate(
     workers: int = 8,
     batch_size: int = 32,
     epochs: int = 10,
-    compressor: GivenCompressor = "powersgd",
+    compressor: GivenCompressor | None = None,
     levels: Mapping[str, GivenLevel] | None = None,
-    policy: GivenPolicy = "accordion",
+    policy: GivenPolicy | None = None,
     optimizer: str | Table | OptimizerConfig | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
@@ -93,9 +95,12 @@ def simulate(
         out: folder of the record.
         workers: W, simulated: in one pass over the samples of all where that is exact and faster.
         batch_size: samples of one worker's step.
-        compressor, policy: a name, a table with a name, or an object.
-        levels: what the policy's words mean; default the compressor's usual ones. A level may have
-            error feedback of its own: ``{"level": 1, "error_feedback": False}``.
+        compressor, policy: as in `attach`: ``compressor=PowerSGD(rank=4)`` at one level, or
+            ``policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``; or names, or tables
+            with a name. By default PowerSGD under ACCORDION.
+        levels: what the policy's words mean, where compressor and policy do not say it; default the
+            compressor's usual ones. A level may have error feedback of its own: ``{"level": 1,
+            "error_feedback": False}``.
         optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like
             ``{"name": "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at
             0.1 with momentum 0.9.
@@ -163,10 +168,14 @@ def own_training(
                 f"{name}: no argument of a training. {suggest_nearest(name, defaults)}"
             )
     own: Any = SimpleNamespace(**defaults | given)
-    rule = _as_table(policies.REGISTRY, own.policy)
-    chosen, levels = _as_table(compression.REGISTRY, own.compressor), own.levels
+    rule, compressor, levels = choose_levels(own.policy, own.compressor)
+    rule, chosen = _as_table(policies.REGISTRY, rule), _compressor_table(own.compressor, compressor)
     if levels is None:
-        levels = compression.make_compressor(dict(chosen)).usual
+        levels = compressor.usual if own.levels is None else own.levels
+    elif own.levels is not None:
+        raise ConfigError(
+            f"levels = {own.levels!r}: the compressor has its level already: leave one of them out"
+        )
     config = RunConfig(
         name=own.name or str(rule["name"]).rpartition(":")[2],
         seed=own.seed,
@@ -184,6 +193,19 @@ def own_training(
     PlugIns.from_config(config)  # refuses what does not go with a model and data of the user's own
     made = own_task(model, train_data, test_data, own.loss, own.metric, own.loss_weight)
     return config, made
+
+
+def _compressor_table(given: Any, made: Compressor) -> dict[str, Any]:
+    """The table of a compressor without its levels, which a configuration has apart; a name or a
+    table as it was written."""
+    usual = {"name": "powersgd"}
+    if given is None and made == compression.make_compressor(usual):
+        return usual
+    if given is None or isinstance(given, Compressor):
+        return compression.REGISTRY.table(made)
+    words = ("level", "levels", made.level_word)
+    table = _as_table(compression.REGISTRY, given)
+    return {key: value for key, value in table.items() if key not in words}
 
 
 def _as_table(registry: Registry, given: Any) -> dict[str, Any]:

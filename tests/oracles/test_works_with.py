@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import combinations
@@ -124,7 +125,10 @@ class Made:
 
     by_process = False
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    world = SimpleNamespace(rank=1)
+
+    def __init__(self, model: Any = None, *_: Any, **__: Any) -> None:
+        self.network = model
 
     def make_world(self, timeout: float) -> None: ...
 
@@ -249,7 +253,9 @@ def test_what_one_call_chooses_has_a_name_and_is_refused_elsewhere(made: None) -
     assert table["name"] not in compression.REGISTRY  # no list offers it
     assert compression.make_compressor(table) == QuantisedScatter()
     model = nn.Linear(3, 2)
-    said = refused(lambda: regimes.attach(model, compressor="quantised-scatter", level=8))
+    said = refused(
+        lambda: regimes.attach(model, compressor={"name": "quantised-scatter", "level": 8})
+    )
     assert "without shards: it is for what FSDP2 exchanges" in said
 
 

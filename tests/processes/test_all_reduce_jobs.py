@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ddp_scripts import group
+from leveled import leveled
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,7 +56,7 @@ def hooked(rank: int, turn: int) -> Tensor:
     model = DistributedDataParallel(Straight())
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)
     policy, levels = {"name": "static", "level": "high"}, {"low": 8, "high": 4}
-    hook = regimes.attach(model, policy=policy, compressor=TABLES[turn], levels=levels)
+    hook = regimes.attach(model, policy=policy, compressor=leveled(TABLES[turn], levels))
     for step in range(STEPS):
         train(model, sgd, step, rank)
     hook.close()
@@ -65,7 +66,7 @@ def hooked(rank: int, turn: int) -> Tensor:
 def local(rank: int, turn: int) -> Tensor:
     model = Straight()
     sgd = torch.optim.SGD(model.parameters(), lr=RATE)
-    job = regimes.local_steps(model, sgd, policy=PERIOD, compressor=TABLES[turn], level=4)
+    job = regimes.local_steps(model, sgd, policy=PERIOD, compressor=leveled(TABLES[turn], 4))
     for step in range(STEPS):
         train(model, sgd, step, rank)
         job.step()

@@ -50,7 +50,7 @@ def job(rank: int, dtype: torch.dtype, name: str, restart: bool) -> tuple[Any, .
         model = DistributedDataParallel(Sloped(dtype))
         options = {"high": LEVELS[name]}, {"name": "static", "level": "high"}
         return model, regimes.attach(
-            model, compressor=name, levels=options[0], policy=options[1], every="epoch"
+            model, compressor={"name": name, "levels": options[0]}, policy=options[1]
         )
 
     model, hook = begin()
@@ -165,7 +165,9 @@ def overflowing(rank: int) -> list[bool]:
     not."""
     model = DistributedDataParallel(Sloped(torch.float16))
     hook = regimes.attach(
-        model, compressor="topk", levels={"high": 5.0}, policy={"name": "static", "level": "high"}
+        model,
+        compressor=regimes.TopK(percent={"high": 5.0}),
+        policy={"name": "static", "level": "high"},
     )
     finite = []
     for step in range(3):

@@ -53,7 +53,7 @@ def job(rank: int, folder: str, measured: bool, view: bool = False) -> dict[str,
         more = {"instruments": tables, "probe": probe}
     hook = regimes.attach(
         model,
-        optimizer=optimizer,
+        optimizer,
         policy={"name": "accordion", "interval": 1},
         record=f"{folder}/{measured}",
         **more,
@@ -146,10 +146,11 @@ def by_eigenvalue(rank: int) -> list[str]:
         detector = {"name": "eigenvalue-change", "interval": 1}
         hook = regimes.attach(
             model,
-            optimizer=optimizer,
+            optimizer,
             policy={"name": "detected", "detector": detector},
-            instruments={"curvature": {}},
-            probe=(mean_loss, {"x": x, "y": y}),
+            record=regimes.RecordOptions(
+                instruments={"curvature": {}}, probe=(mean_loss, {"x": x, "y": y})
+            ),
         )
         return model, optimizer, hook
 
@@ -191,7 +192,7 @@ def refusals(rank: int) -> dict[str, str]:
         model = DistributedDataParallel(network())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
-            regimes.attach(model, optimizer=optimizer, **arguments)
+            regimes.attach(model, optimizer, **arguments)
         except ConfigError as error:
             said[name] = str(error)
     return said

@@ -330,8 +330,8 @@ def test_what_is_measured_of_shards_is_that_of_whole_layers(compressor: str) -> 
 SAID = {
     "no replicas": "got a model of fully_shard (FSDP2): it keeps a part of the parameters",
     "a native mesh of two dimensions": "sharded over a mesh of 2 dimensions, where FSDP2 exchanges",
-    "the whole mesh": "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
-    "a name": "replicas: got a str, expected one dimension of a mesh",
+    "the whole mesh": "the mesh of replicas: got a mesh of 2 dimensions, expected one dimension",
+    "a name": "the mesh of replicas: got a str, expected one dimension",
     "the mesh of the shards": "`replicas` must be the mesh's other dimension",
     "a plain model": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
     "a DDP model": "parameter 'module.conv.weight' is not sharded",

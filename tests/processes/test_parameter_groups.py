@@ -37,10 +37,10 @@ def hooked(rank: int, turn: int) -> dict[str, Any]:
     sgd, scheduler = optimizer(model.module, turn)
     hook = regimes.attach(
         model,
+        sgd,
         policy={"name": "rate-ladder", "levels": ["high", "low"], "shares": [0.6]},
-        levels={"low": "dense", "high": "dense"},
-        optimizer=sgd,
         every=UNIT,
+        compressor=regimes.PowerSGD(rank={"low": "dense", "high": "dense"}),
     )
     for step in range(UNIT * UNITS):
         cases.step_of(model, sgd, CASE, step, rank)

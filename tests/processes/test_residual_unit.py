@@ -180,7 +180,7 @@ def hooked(rank: int, unit: str) -> tuple[Tensor, Tensor]:
     levels, table = {"low": 40, "high": 5}, {"name": "topk", "residual": unit}
     policy = {"name": "static", "level": "high"}
     hook = regimes.attach(
-        model, policy=policy, compressor=table, levels=levels, optimizer=sgd, every=4
+        model, sgd, policy=policy, compressor={**table, "levels": levels}, every=4
     )
     moved, rates = torch.zeros(2, *SHAPE, dtype=F64), [1.0, 1.0]
     for t, rate in enumerate(RATES):
@@ -331,8 +331,7 @@ def branch_of_a_hook(rank: int, trunk: dict[str, Any], own: dict[str, Any], last
         hook = regimes.attach(
             model,
             policy={"name": "static", "level": "low"},
-            compressor=table,
-            levels={"low": LOW[table["name"]]},
+            compressor={**table, "levels": {"low": LOW[table["name"]]}},
             **({"optimizer": sgd} if optimizer else {}),
         )
         if steps.start:

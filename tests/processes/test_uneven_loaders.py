@@ -44,7 +44,13 @@ def uneven(
     model, given = wrapped(way)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counted = {"optimizer": optimizer, "every": every, "summary": False}
-    hook = regimes.attach(model, timeout=60.0, compare_weights=compared, **counted, **given)
+    hook = regimes.attach(
+        model,
+        timeout=60.0,
+        record=regimes.RecordOptions(compare_weights=compared),
+        **counted,
+        **given,
+    )
     try:
         for _ in range(lengths[rank]):
             optimizer.zero_grad()

@@ -64,10 +64,9 @@ def counted(rank: int, workers: int) -> list[dict[str, Any]]:
         usual = REGISTRY.make({"name": kind}).usual
         hook = regimes.attach(
             model,
-            compressor=kind,
-            levels={"high": usual.get("high", LEVELS.get(kind))},
+            optimizer,
+            compressor={"name": kind, "levels": {"high": usual.get("high", LEVELS.get(kind))}},
             policy={"name": "static", "level": "high"},
-            optimizer=optimizer,
             every=STEPS,
         )
         carried.clear()

@@ -122,6 +122,7 @@ def test_an_editor_completes_names_and_shows_signatures() -> None:
 
     assert {*regimes.__all__} <= {one.name for one in written("").complete()}
     for name in FUNCTIONS:
-        shown = {parameter.name for parameter in written(f"{name}(").get_signatures()[0].params}
+        signatures = written(f"{name}(").get_signatures()  # several of one that is overloaded
+        shown = {parameter.name for one in signatures for parameter in one.params}
         parameters = inspect.signature(getattr(regimes, name)).parameters.values()
         assert {p.name for p in parameters if p.kind is not p.VAR_POSITIONAL} <= shown, name

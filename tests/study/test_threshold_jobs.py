@@ -34,11 +34,13 @@ def job(rank: int, hooked: bool) -> tuple[Tensor, Tensor, Tensor]:
         model: nn.Module = DistributedDataParallel(net)
         levels, policy = {"high": LEVEL}, {"name": "static", "level": "high"}
         hook = regimes.attach(
-            model, policy=policy, compressor="threshold", levels=levels, optimizer=sgd, every=3
+            model, sgd, policy=policy, compressor={"name": "threshold", "levels": levels}, every=3
         )
     else:
         model = net
-        hook = regimes.local_steps(net, sgd, policy=2, compressor="threshold", level=LEVEL)
+        hook = regimes.local_steps(
+            net, sgd, policy=2, compressor={"name": "threshold", "level": LEVEL}
+        )
     for t in range(STEPS):
         rate = sgd.param_groups[0]["lr"] = 1.0 if t < STEPS // 2 else 0.25
         generator = torch.Generator().manual_seed(10 * t + rank)

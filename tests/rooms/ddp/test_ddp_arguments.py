@@ -37,7 +37,7 @@ from regimes.report import render_page
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
-NO_FOLDERS: tuple[Any, ...] = ("", 5, None)
+NO_FOLDERS: tuple[Any, ...] = ("", 5)
 
 
 def wrapped(width: int = 6) -> DistributedDataParallel:
@@ -100,20 +100,24 @@ def test_attach_refuses_in_a_sentence(given: dict[str, Any], sentence: str) -> N
 
 
 def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"no compressor, level or policy .* level=8 says so"):
+    with pytest.warns(UserWarning, match=r"no compressor or policy .*Reduce\(bits=8\) says so"):
         bare = regimes.attach(wrapped())
-    named = regimes.attach(wrapped(), compressor="quantised-all-reduce", level=8)
+    named = regimes.attach(wrapped(), compressor=regimes.QuantisedAllReduce(bits=8))
     assert bare.chosen.shared_facts() == named.chosen.shared_facts()
-    name, level = choices.UNNAMED
+    name, level = choices.UNNAMED.values()
     assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
-    dense = regimes.attach(wrapped(), start_compressing_after=1, level="dense")
+    dense = regimes.attach(
+        wrapped(), start_compressing_after=1, compressor=regimes.PowerSGD(rank="dense")
+    )
     assert dense.chosen.shared_facts()["compressor"]["name"] == "powersgd"
 
 
 @pytest.mark.parametrize("steps", [-1, -3, math.nan, math.inf, -math.inf, 1.5, True, "4"])
 def test_the_first_steps_without_compression_are_a_whole_number(steps: Any) -> None:
     with pytest.raises(ConfigError, match="start_compressing_after = "):
-        regimes.attach(wrapped(), level=8, start_compressing_after=steps)
+        regimes.attach(
+            wrapped(), start_compressing_after=steps, compressor=regimes.PowerSGD(rank=8)
+        )
     with pytest.raises(ConfigError, match="start_compressing_after"):
         check_bounds(override_fields(RunConfig(), {"start_compressing_after": steps}))
 
@@ -187,7 +191,7 @@ def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
 def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
     model = wrapped()
-    hook = regimes.attach(model, levels={"low": 2, "high": 1})
+    hook = regimes.attach(model, compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}))
     model(torch.ones(2, 5)).sum().backward()
     hook.epoch_end(lr=0.1)
     before = hook.state_dict()
@@ -254,11 +258,11 @@ def test_a_deep_copy_of_a_hooked_model_is_attached_again() -> None:
     """DDP's copy lists the hook and does not call it."""
     model = wrapped()
     levels = {"low": 2, "high": 1}
-    regimes.attach(model, policy="static", levels=levels)
+    regimes.attach(model, policy="static", compressor=regimes.PowerSGD(rank=levels))
     with pytest.raises(ConfigError, match="has a communication hook already"):
         regimes.attach(model, policy="accordion")
     other = copy.deepcopy(model)
-    hook = regimes.attach(other, policy="static", levels=levels)
+    hook = regimes.attach(other, policy="static", compressor=regimes.PowerSGD(rank=levels))
     with pytest.raises(ConfigError, match="has a communication hook already"):
         regimes.attach(other, policy="accordion")
     other(torch.ones(4, 5)).square().sum().backward()
@@ -288,11 +292,11 @@ def job(make: Any, folder: Path, units: int = 4, **options: Any) -> Any:
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, units)
     hook = regimes.attach(
         model,
+        optimizer,
         policy="static",
-        levels={"low": 2, "high": 1},
-        optimizer=optimizer,
         every=2,
         record=folder,
+        compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}),
         **options,
     )
     for _ in range(units):
@@ -417,9 +421,7 @@ class Spoils:
 def test_a_row_that_cannot_be_written_does_not_end_the_job(tmp_path: Path) -> None:
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook = regimes.attach(
-        model, policy=Spoils(), optimizer=optimizer, every=1, record=tmp_path / "run"
-    )
+    hook = regimes.attach(model, optimizer, policy=Spoils(), every=1, record=tmp_path / "run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(4):
@@ -540,10 +542,10 @@ def test_a_kill_right_after_saving_keeps_the_time_of_the_unit(within: bool, tmp_
 def test_a_training_that_has_diverged_says_so(tmp_path: Path) -> None:
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compressor = regimes.PowerSGD(rank={"low": 2, "high": 1})
     hook = regimes.attach(
-        model, policy="static", levels={"low": 2, "high": 1}, optimizer=optimizer, every=2,
-        record=tmp_path / "run",
-    )  # fmt: skip
+        model, optimizer, policy="static", every=2, record=tmp_path / "run", compressor=compressor
+    )
 
     def train() -> None:
         for step in range(6):
@@ -574,7 +576,7 @@ def test_a_constant_level_has_a_short_spelling(name: str) -> None:
     level = REGISTRY.make({"name": name}).usual.get("high", USUAL.get(name))
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook = regimes.attach(model, optimizer=optimizer, every=2, compressor=name, level=level)
+    hook = regimes.attach(model, optimizer, every=2, compressor={"name": name, "level": level})
     assert hook.chosen.levels == {"constant": level}
     assert set(hook.levels.values()) == {"constant", "dense"}
     for _ in range(3):
@@ -588,35 +590,35 @@ def test_a_constant_level_has_a_short_spelling(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"level": 4, "policy": "accordion"}, "level = 4: it is one level .* leave policy out"),
-        ({"level": 4, "policy": "static"}, "level = 4: it is one level .* leave policy out"),
-        ({"level": 4, "levels": {"low": 4}}, "level = 4: it is one level .* leave levels out"),
+        ({"level": 4, "policy": "accordion"}, "level = 4: it is one level .* leave the policy out"),
+        ({"level": 4, "policy": "static"}, "level = 4: it is one level .* leave the policy out"),
+        ({"level": 4, "levels": {"low": 4}}, "level = 4: it is one level .* leave one of them out"),
         *[
             ({"level": value}, "level of PowerSGD = .*: expected a rank")
             for value in (0, -1, 0.5, "4", True)
         ],
         *[
             ({"level": value}, "level of PowerSGD = .*: expected a number or a word")
-            for value in ([4], {"low": 4})
+            for value in ([4], {4})
         ],
         ({"level": 3, "compressor": "quantised-all-reduce"}, "= 3: expected 4 or 8"),
         (
             {"policy": {"name": "static", "level": 4}},
-            r"policy.level = 4: .* leave policy out, attach\(..., level=4\)",
+            r"policy.level = 4: .* leave the policy out, attach\(..., .*PowerSGD\(rank=4\)\)",
         ),
         *[
-            ({"policy": name}, r'attach\(..., levels={"low": 4, "mid": 2, "high": 1}\)')
+            ({"policy": name}, r'attach\(..., .*"levels": {"low": 4, "mid": 2, "high": 1}}\)')
             for name in ("l-greco", "error-ladder", "gravac")
         ],
         (
             {"policy": "error-ladder", "compressor": "topk"},
-            r'levels={"low": 10, "mid": 3, "high": 1}',
+            r'"levels": {"low": 10, "mid": 3, "high": 1}',
         ),
         (
             {"policy": "error-ladder", "compressor": "quantised-all-reduce"},
-            r'levels={"low": 8, "mid": ..., "high": 4}',
+            r'"levels": {"low": 8, "mid": ..., "high": 4}',
         ),
-        ({"policy": {"name": "static", "level": "none"}}, r'levels={"none": ...}'),
+        ({"policy": {"name": "static", "level": "none"}}, r'"levels": {"none": ...}'),
     ],
 )
 def test_levels_that_do_not_fit_are_one_sentence(given: dict[str, Any], sentence: str) -> None:
@@ -624,7 +626,7 @@ def test_levels_that_do_not_fit_are_one_sentence(given: dict[str, Any], sentence
     with pytest.raises(ConfigError, match=sentence) as raised:
         regimes.attach(model, **given)
     assert "\n" not in str(raised.value)
-    regimes.attach(model, level=4)  # nothing was registered
+    regimes.attach(model, compressor=regimes.PowerSGD(rank=4))  # nothing was registered
 
 
 @pytest.mark.parametrize(
@@ -643,7 +645,7 @@ def test_tables_of_what_fsdp2_exchanges_are_refused_in_a_sentence(
 ) -> None:
     def choose() -> object:
         if gather is None:
-            return choices.choose_scatter(scatter, "accordion", None, None)
+            return choices.choose_scatter(scatter, "accordion")
         return choices.within_replicas(scatter, gather)
 
     with pytest.raises(ConfigError, match=f"^{sentence}"):
@@ -664,7 +666,11 @@ def test_one_check_has_one_spelling() -> None:
 
 def test_the_levels_that_are_proposed_are_taken() -> None:
     for name in ("l-greco", "error-ladder", "gravac"):
-        regimes.attach(wrapped(), policy=name, levels={"low": 4, "mid": 2, "high": 1})
+        regimes.attach(
+            wrapped(),
+            policy=name,
+            compressor=regimes.PowerSGD(rank={"low": 4, "mid": 2, "high": 1}),
+        )
 
 
 class Hollow(nn.Module):
@@ -695,7 +701,7 @@ def test_layers_without_numbers_change_nothing(name: str, odd: str) -> None:
     for kind in (odd, "none"):
         model = DistributedDataParallel(Hollow(kinds[kind]()))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        hook = regimes.attach(model, optimizer=optimizer, every=2, compressor=name, level=level)
+        hook = regimes.attach(model, optimizer, every=2, compressor={"name": name, "level": level})
         for step in range(3):
             optimizer.zero_grad(set_to_none=False)
             x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
@@ -720,7 +726,7 @@ def test_a_pass_that_leaves_layers_out_is_explained_at_once() -> None:
 
     model = DistributedDataParallel(Skips(), bucket_cap_mb=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    regimes.attach(model, optimizer=optimizer, every=2, level=1)
+    regimes.attach(model, optimizer, every=2, compressor=regimes.PowerSGD(rank=1))
     x = torch.ones(2, 300)
     for _ in range(2):
         optimizer.zero_grad()
@@ -765,7 +771,11 @@ def test_only_units_that_wait_for_a_call_are_missed(
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     hook = regimes.attach(
-        model, policy="accordion", optimizer=optimizer, every=every, instruments={"error"}
+        model,
+        optimizer,
+        policy="accordion",
+        every=every,
+        record=regimes.RecordOptions(instruments={"error"}),
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -31,9 +31,9 @@ def made() -> tuple[Any, list[Tensor], torch.optim.Optimizer]:
 def test_what_refuses_it_names_the_way_that_works(kept: dict[str, Any]) -> None:
     model, _, optimizer = made()
     with pytest.raises(ConfigError, match=f"none of the model's parameters.* {WAY}"):
-        regimes.attach(model, level=1, optimizer=optimizer, **kept)
+        regimes.attach(model, optimizer, compressor=regimes.PowerSGD(rank=1), **kept)
     with pytest.raises(ConfigError, match=rf"every = 5.* {WAY}"):
-        regimes.attach(model, level=1, every=5)
+        regimes.attach(model, every=5, compressor=regimes.PowerSGD(rank=1))
 
 
 @pytest.mark.parametrize("through_data", [False, True])

@@ -93,7 +93,12 @@ def looped(
 def attached(**chosen: Any) -> Callable[..., Any]:
     def hook(model: nn.Module, optimizer: Any, scaler: Any) -> Any:
         return regimes.attach(
-            model, optimizer=optimizer, every=2, scaler=scaler, summary=False, **chosen
+            model,
+            optimizer,
+            every=2,
+            scaler=scaler,
+            record=regimes.RecordOptions(summary=False),
+            **chosen,
         )
 
     return hook
@@ -213,7 +218,9 @@ def test_scalers_that_no_step_tells_apart() -> None:
     """Masters of the weights are stepped, which no hook sees, and two scalers have scaled."""
     there = used_scalers(1)
     model, scaler = DistributedDataParallel(network()), scaler_of("found")
-    regimes.attach(model, compressor="powersgd", level=1, summary=False)
+    regimes.attach(
+        model, compressor=regimes.PowerSGD(rank=1), record=regimes.RecordOptions(summary=False)
+    )
     masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.SGD(masters, 0.05)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import states
 import torch
+from leveled import leveled
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
@@ -76,9 +77,8 @@ def trained(
         model,
         optimizer=optimizer if given else None,
         every=2 if given else "epoch",
-        compressor=compressor,
+        compressor=leveled(compressor, {"high": level}),
         policy=policy,
-        levels={"high": level},
         scaler=scaler,
     )
     updates = []
@@ -161,7 +161,9 @@ def sam(perturbed_alone: bool) -> list[Tensor]:
     """Sharpness-aware minimisation; with ``perturbed_alone`` the first pass is not exchanged."""
     net = network()
     model, base = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), 0.05)
-    regimes.attach(model, optimizer=base, every=2, levels={"high": 1}, policy=Reads())
+    regimes.attach(
+        model, base, every=2, policy=Reads(), compressor=regimes.PowerSGD(rank={"high": 1})
+    )
     parameters, updates = [*net.parameters()], []
     for step in range(STEPS):
         x, _ = data(step)
@@ -189,7 +191,7 @@ def test_trial_closures_count_once() -> None:
     net = network()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
-    hook = regimes.attach(model, optimizer=optimizer, every=3, policy="static")
+    hook = regimes.attach(model, optimizer, every=3, policy="static")
     calls = 0
 
     def closure() -> Tensor:
@@ -224,7 +226,9 @@ def pair(leaks: bool, both_given: bool) -> tuple[list[Tensor], list[Any]]:
     model = DistributedDataParallel(net, find_unused_parameters=True)
     og, od = (torch.optim.SGD(part.parameters(), lr) for part, lr in ((net.g, 0.05), (net.d, 0.1)))
     given = [og, od] if both_given else og
-    hook = regimes.attach(model, optimizer=given, every=2, levels={"low": 2, "high": 1})
+    hook = regimes.attach(
+        model, given, every=2, compressor=regimes.PowerSGD(rank={"low": 2, "high": 1})
+    )
     for step in range(STEPS):
         x, z = data(step)
         model(z, both=False).square().mean().backward()
@@ -354,10 +358,9 @@ def test_a_threshold_is_in_units_of_the_unscaled_gradient(scale: float) -> None:
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         hook = regimes.attach(
             model,
-            compressor="threshold",
-            levels={"low": 0.001},
+            optimizer,
+            compressor={"name": "threshold", "levels": {"low": 0.001}},
             policy="static",
-            optimizer=optimizer,
             every=3,
             scaler=scaler,
         )

@@ -107,7 +107,9 @@ def test_an_optimizer_of_frozen_parameters_is_told_of_those_that_train() -> None
     with pytest.raises(ConfigError, match=r"optimizer: .* build it from \[p for p in .*requires_g"):
         regimes.local_steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
     trained = [p for p in model.parameters() if p.requires_grad]
-    regimes.local_steps(model, torch.optim.SGD(trained, lr=0.1), summary=False)
+    regimes.local_steps(
+        model, torch.optim.SGD(trained, lr=0.1), record=regimes.RecordOptions(summary=False)
+    )
     optimizer = torch.optim.SGD(trained, lr=0.1)
     model.requires_grad_(False)
     with pytest.raises(ConfigError, match="no parameter to train: there is nothing to synchronise"):

@@ -59,7 +59,7 @@ def attached(rank: int, *, ddp: Any = None, make: Any = None, **options: Any) ->
     """A hook of seed 0 with the given options, and a step of training."""
     net = DistributedDataParallel(cases.build(CASE), **(ddp or {}))
     optimizer = (make or cases.sgd)(net)
-    regimes.attach(net, optimizer=optimizer, **{"every": 2, "policy": "accordion", **options})
+    regimes.attach(net, optimizer, **{"every": 2, "policy": "accordion", **options})
     cases.step_of(net, optimizer, CASE, 0, rank)
 
 
@@ -110,7 +110,7 @@ def drifted(rank: int) -> str:
     """The rate of one process falls after the first unit, by a scheduler of its own loss."""
     net = DistributedDataParallel(cases.build(CASE))
     optimizer = cases.sgd(net)
-    regimes.attach(net, policy="accordion", optimizer=optimizer, every=2)
+    regimes.attach(net, optimizer, policy="accordion", every=2)
     for step in range(2):
         cases.step_of(net, optimizer, CASE, step, rank)
     optimizer.param_groups[0]["lr"] /= 1 + rank
@@ -123,7 +123,7 @@ def by_hand(rank: int) -> dict[str, str]:
     for name, at, level in (("first", 0, "low"), ("second", 2, "low"), ("alone", 0, None)):
         net = DistributedDataParallel(cases.build(CASE))
         optimizer = cases.sgd(net)
-        hook = regimes.attach(net, policy="accordion", optimizer=optimizer, every=2)
+        hook = regimes.attach(net, optimizer, policy="accordion", every=2)
 
         def train(
             net: Any = net,
@@ -140,7 +140,7 @@ def by_hand(rank: int) -> dict[str, str]:
         found[name] = heard(train)
     network = own_loop.model()
     own = own_loop.optimizer(network, "sgd")
-    steps = regimes.local_steps(network, own, policy=2, compressor="powersgd", level=2)
+    steps = regimes.local_steps(network, own, policy=2, compressor=regimes.PowerSGD(rank=2))
 
     def train_alone() -> None:
         steps.set_level("dense" if rank else None)

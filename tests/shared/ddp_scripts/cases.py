@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from leveled import leveled
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -106,7 +107,7 @@ def weights(net: nn.Module) -> dict[str, Tensor]:
 def wrap(case: Case) -> tuple[DistributedDataParallel, Hook, torch.optim.SGD]:
     model = DistributedDataParallel(build(case), **case.ddp)
     hook = attach(
-        model, policy=case.policy, compressor=case.compressor, levels=dict(case.levels), seed=7
+        model, policy=case.policy, compressor=leveled(case.compressor, dict(case.levels)), seed=7
     )
     return model, hook, sgd(model)
 

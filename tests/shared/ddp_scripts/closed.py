@@ -99,7 +99,12 @@ def twice(rank: int, case: Case) -> dict[str, Any]:
 
     for name in ("first", "second"):
         hook = regimes.attach(
-            model, optimizer=optimizer, every=2, summary=False, **arguments, **case.chosen
+            model,
+            optimizer,
+            every=2,
+            record=regimes.RecordOptions(summary=False),
+            **arguments,
+            **case.chosen,
         )
         for number in range(STEPS):
             result["compressed"] = max(result["compressed"], compare(number))
@@ -122,7 +127,9 @@ def local_after(rank: int, first: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
 
     def local() -> None:
-        job = regimes.local_steps(model, optimizer, policy=4, summary=False, **arguments)
+        job = regimes.local_steps(
+            model, optimizer, policy=4, record=regimes.RecordOptions(summary=False), **arguments
+        )
         found = step(model, optimizer, 0)
         everyone = [torch.zeros_like(found) for _ in range(2)]
         dist.all_gather(everyone, found)
@@ -133,7 +140,12 @@ def local_after(rank: int, first: str) -> dict[str, Any]:
     if first == "local":
         local()
     hook = regimes.attach(
-        model, optimizer=optimizer, every=2, summary=False, **arguments, **case.chosen
+        model,
+        optimizer,
+        every=2,
+        record=regimes.RecordOptions(summary=False),
+        **arguments,
+        **case.chosen,
     )
     step(model, optimizer, 1)
     hook.close()

@@ -33,7 +33,7 @@ def attached(kind: str, ranks: int, **more: Any) -> tuple[Any, torch.optim.Optim
         mesh = flat_mesh(ranks)
         net, options = fully_shard(net, mesh=mesh), {"shards": mesh, "scatter": FOUR}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    hook = regimes.attach(net, optimizer=optimizer, every=STEPS, seed=7, **options, **more)
+    hook = regimes.attach(net, optimizer, every=STEPS, seed=7, **options, **more)
     return net, optimizer, hook
 
 
@@ -156,13 +156,11 @@ def local(
         net,
         optimizer,
         policy=2,
-        compressor="topk",
-        level=10,
+        compressor=regimes.TopK(percent=10),
         every=4,
-        instruments={"error", "residual"},
-        check_every=2,
-        check_cosine=-1.0,
-        summary=False,
+        record=regimes.RecordOptions(
+            instruments={"error", "residual"}, check_every=2, check_cosine=-1.0, summary=False
+        ),
     )
     if full is not None:
         with torch.no_grad():

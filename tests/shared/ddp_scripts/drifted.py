@@ -128,7 +128,7 @@ def reloaded(rank: int, way: str, chosen: dict[str, Any], assign: bool) -> tuple
     optimizer = torch.optim.SGD(trained(net), lr=0.1)
     if "compressor" in chosen:
         chosen = {**chosen, "level": 1 if chosen["compressor"] == "powersgd" else 4}
-    hook = regimes.attach(net, optimizer=optimizer, every=UNIT, **place, **chosen, **QUIET)
+    hook = regimes.attach(net, optimizer, every=UNIT, **place, **chosen, **QUIET)
     torch.manual_seed(10 + rank)
     for step in range(STEPS):
         if step in (0, 3, UNIT):
@@ -256,9 +256,7 @@ def stepped_inside(rank: int, inside: bool, scatter: dict[str, Any]) -> tuple[to
     for part in (net[0], net[2], net):
         fully_shard(part, mesh=mesh)
     each = {p: torch.optim.SGD([p], lr=0.05) for p in net.parameters()}
-    hook = regimes.attach(
-        net, shards=mesh, scatter=scatter, optimizer=[*each.values()], every=5, **QUIET
-    )
+    hook = regimes.attach_shards(net, mesh, [*each.values()], scatter=scatter, every=5, **QUIET)
 
     def step(parameter: Any) -> None:
         each[parameter].step()

@@ -25,7 +25,7 @@ def train() -> Any:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook = regimes.attach(model, levels={"low": 2, "high": 1})
+    hook = regimes.attach(model, compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}))
     for _ in range(2):
         for _ in range(3):
             optimizer.zero_grad()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from leveled import leveled
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -48,14 +49,13 @@ def set_factor(net: nn.Module, factor: float | None) -> None:
 def attach(net: nn.Module, case: Case, mesh: DeviceMesh) -> None:
     inside: dict[str, Any] = {}
     if case.way == "both":
-        inside = {"shards": mesh["shard"], "scatter": {"level": 8, "block": 1}}
+        inside = {"scatter": {"level": 8, "block": 1}}
     if case.way != "torch":
-        regimes.attach(
+        regimes.attach_replicas(
             net,
-            replicas=mesh["replicate"],
-            compressor=case.compressor,
-            level=case.level,
-            summary=False,
+            mesh["replicate"],
+            compressor=leveled(case.compressor, case.level),
+            record=regimes.RecordOptions(summary=False),
             **inside,
         )
 

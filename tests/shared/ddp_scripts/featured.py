@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from leveled import leveled
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -210,12 +211,11 @@ def hooked(rank: int, case: Case) -> dict[str, dict[str, Any]]:
     optimizer, given = own_optimizer(case, model), settings(case)
     hook = regimes.attach(
         model,
-        compressor=case.compressor,
-        levels=given["levels"],
+        optimizer,
+        compressor=leveled(case.compressor, given["levels"]),
         policy=given["policy"],
         seed=case.seed,
-        optimizer=optimizer,
-        summary=False,
+        record=regimes.RecordOptions(summary=False),
     )
     for x, y in batches:
         optimizer.zero_grad()

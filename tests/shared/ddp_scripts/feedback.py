@@ -10,6 +10,7 @@ import torch
 from ddp_scripts import cases, jobs
 from torch.nn.parallel import DistributedDataParallel
 
+import regimes
 from regimes.config import RunConfig
 from regimes.ddp import attach
 
@@ -35,10 +36,9 @@ def goes_on(rank: int) -> bool:
         optimizer = cases.sgd(model)
         hook = attach(
             model,
+            optimizer,
             policy=POLICY,
-            compressor="topk",
-            levels=LEVELS,
-            optimizer=optimizer,
+            compressor=regimes.TopK(percent=LEVELS),
             every=2,
             seed=7,
         )

@@ -178,16 +178,16 @@ def train(
 
 
 def attach(net: Any, case: Case, mesh: DeviceMesh, optimizer: Any, **more: Any) -> Any:
-    return regimes.attach(
+    return regimes.attach_shards(
         net,
-        shards=mesh,
+        mesh,
+        optimizer,
         scatter=case.scatter,
         gather=case.gather,
         policy=case.policy,
-        optimizer=optimizer,
         every=EVERY,
         seed=7,
-        **(case.exchange or {}),
+        **case.exchange or {},
         **more,
     )
 
@@ -469,7 +469,7 @@ def gradient(
     net: Any = fully_shard(Product(*shape), mesh=mesh, mp_policy=policy)
     if factor is not None:
         net.set_gradient_divide_factor(factor)
-    hook = regimes.attach(net, shards=mesh, seed=7, **options)
+    hook = regimes.attach_shards(net, mesh, seed=7, **options)
     mine = given(rank, shape)
     if poisoned:  # the step before this one
         bad = mine.clone()
@@ -494,7 +494,7 @@ def wide(rank: int, ranks: int) -> list[dict[str, int]]:
     for level in ("dense", 8, 4):
         net: Any = fully_shard(Product(64, 100), mesh=mesh)
         table = {"level": level}
-        hook = regimes.attach(net, shards=mesh, scatter=table, gather=table)
+        hook = regimes.attach_shards(net, mesh, scatter=table, gather=table)
         net(given(rank, (64, 100))).backward()
         formula = hook.header["per_step"]["constant"]["bytes"]
         found.append({**hook.world.meter.sent, "formula": formula})
@@ -545,7 +545,9 @@ def vectors(rank: int, ranks: int, level: int, apart: bool, half: bool) -> list[
     table = {"level": level}
     # weights are rounded in a second job alone, because gradients depend on them
     for tables in ({"scatter": table}, {"scatter": table, "gather": table}):
-        hook = regimes.attach(ours, shards=mesh, summary=False, **tables)
+        hook = regimes.attach_shards(
+            ours, mesh, record=regimes.RecordOptions(summary=False), **tables
+        )
         for step, used in enumerate((True, False, True)):
             x = torch.randn(32, 16, generator=torch.Generator().manual_seed(9 * step + rank))
             grads = []
@@ -618,20 +620,16 @@ def three_parts(rank: int, ranks: int, case: Case, folder: str, whole: bool) -> 
 
 
 def the_same_mesh_twice(mesh: DeviceMesh) -> None:
-    more = {"replicas": mesh, "compressor": "powersgd"}
-    regimes.attach(fully_shard(Net(), mesh=mesh), shards=mesh, scatter={"level": 4}, **more)
+    net = fully_shard(Net(), mesh=mesh)
+    regimes.attach_replicas(net, mesh, compressor="powersgd", scatter={"level": 4})
 
 
 def replica(mesh: DeviceMesh, **options: Any) -> None:
     """A model that is divided among the processes of one replica."""
     both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
     net = fully_shard(Net(), mesh=both["shard"])
-    more = {"shards": both["shard"], "scatter": {"level": 8}} | options
-    regimes.attach(net, replicas=both["replicate"], timeout=20.0, **more)
-
-
-def another_dimension(mesh: DeviceMesh) -> None:
-    replica(mesh, shards=DeviceMesh("cpu", mesh.mesh.flip(0)))
+    more = {"scatter": {"level": 8}} | options
+    regimes.attach_replicas(net, both["replicate"], timeout=20.0, **more)
 
 
 def levels_within(mesh: DeviceMesh) -> None:
@@ -664,7 +662,7 @@ def mesh_of_a_parameter(mesh: DeviceMesh) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_common as common
 
     if not hasattr(common, "ShardPlacementResult"):
-        raise ConfigError("those of shards=: use one mesh for all modules, and give")
+        raise ConfigError("those of the mesh: use one for all modules, and give")
     both = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("here", "there"))
     net, other = Net(), common.FSDPMeshInfo(both["there"], shard_mesh_dim=0)
 
@@ -832,8 +830,7 @@ def no_shards(mesh: DeviceMesh) -> None:
 
 WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "`replicas` must be the mesh's other dimension": the_same_mesh_twice,
-    "shards: it is another mesh than the one that divides the model": another_dimension,
-    "scatter.levels: with replicas a policy decides what goes between": levels_within,
+    "scatter.levels: a policy decides what goes between replicas": levels_within,
     "scatter.error_feedback = True: expected false with replicas": feedback_within,
     "the owner of a part sends nothing on": feedback_of_the_owner,
     "scatter.residual_bits = 8 has no effect without error feedback": memory_without_feedback,
@@ -841,13 +838,13 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "scatter.name = 'powersgd': Known: quantised. A compressor of whole": another_compressor,
     "instruments.error: expected none with shards and a compressor: each": error_of_rows,
     "with shards and a compressor: whole gradients are exchanged": scatter_by_compressor,
-    "those of shards=: use one mesh for all modules, and give": mesh_of_a_parameter,
-    "has copies on all processes: shards= compresses": copies,
-    "attach needs a model of fully_shard (FSDP2), got Net": plain_model,
+    "those of the mesh: use one for all modules, and give": mesh_of_a_parameter,
+    "has copies on all processes: attach_shards compresses": copies,
+    "attach_shards needs a model of fully_shard (FSDP2), got Net": plain_model,
     "call fully_shard on the whole model as well": blocks_only,
-    "divided over a mesh of 2 dimensions: shards= is for one": two_dimensions,
-    "shards: got a mesh of 2 dimensions": a_mesh_of_two,
-    "is divided among other processes than those of shards=": another_mesh,
+    "divided over a mesh of 2 dimensions, and attach_shards is for one": two_dimensions,
+    "mesh: got a mesh of 2 dimensions": a_mesh_of_two,
+    "is divided among other processes than those of the mesh": another_mesh,
     "keeps its parameters on the CPU (CPUOffloadPolicy)": offloaded,
     "scatter.block = 0: expected a whole number": empty_blocks,
     'attach(..., scatter={"levels": {"low": 8, "high": ...}})': one_level_of_two,
@@ -859,27 +856,27 @@ WRONG: dict[str, Callable[[DeviceMesh], None]] = {
     "process 1 has levels.constant = 8": not_alike,
     "process 1 has shards.gather.level = 8": gather_not_alike,
     "signal = 'global': expected update with shards": another_signal,
-    "compressor = 'topk': with shards it exchanges whole gradients, and scatter": compressor,
-    "compressor = 'powersgd': with shards it exchanges whole": usual_compressor,
+    "compressor = 'topk': it exchanges whole gradients, and scatter": compressor,
+    "compressor = 'powersgd': it exchanges whole": usual_compressor,
     'scatter: it names no level: scatter={"level": 8} for one': no_level,
     "model: it is a part of a larger model": a_part,
     "it is a part of a larger model that fully_shard has divided": a_part_that_has_run,
-    "level = 4: with shards": level_outside,
+    "level = 4: the bits of gradients are in scatter": level_outside,
     "level of quantised-": wrong_bits,
     "scatter.blok: did you mean 'block'?": unknown_key,
     "gather.level = 'high': expected 4 or 8": wrong_gather,
     "policy: it decides the levels of scatter": policy_alone,
     "full_state_dict: this model is sharded": whole_state,
     "of 2: every process loads its own file": of_another_process,
-    "scatter: it compresses what FSDP2 exchanges: add shards=mesh": no_shards,
+    "scatter: it compresses what FSDP2 exchanges: attach_shards(model, mesh": no_shards,
 }
 if torch.__version__.startswith("2.9."):  # its `replicate` takes no mesh of one dimension
-    del WRONG["has copies on all processes: shards= compresses"]
+    del WRONG["has copies on all processes: attach_shards compresses"]
 
 
 def hook(net: Any, mesh: DeviceMesh, **options: Any) -> Any:
     more = {"scatter": {"level": 4}, "timeout": 20.0} | options
-    return regimes.attach(net, shards=mesh, **more)
+    return regimes.attach_shards(net, mesh, **more)
 
 
 def errors(rank: int, ranks: int) -> list[str]:

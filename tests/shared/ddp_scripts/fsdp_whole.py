@@ -114,7 +114,9 @@ def known(
         mp_policy=policy,
         shard_placement_fn=lambda p: Shard(int(p.shape == (8, 8))),  # its columns
     )
-    hook = regimes.attach(net, shards=mesh, seed=7, summary=False, **words)
+    hook = regimes.attach_shards(
+        net, mesh, seed=7, record=regimes.RecordOptions(summary=False), **words
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     for step in range(steps):
         optimizer.zero_grad()
@@ -130,6 +132,8 @@ def said(rank: int, ranks: int, words: dict[str, Any]) -> str:
     """What a process says as the hook is attached."""
     net: Any = fully_shard(Products([(8, 8), (9,)]), mesh=fsdp.flat_mesh(ranks))
     with contextlib.redirect_stderr(io.StringIO()) as heard:
-        hook = regimes.attach(net, shards=fsdp.flat_mesh(ranks), level=1, **words)
+        hook = regimes.attach_shards(
+            net, fsdp.flat_mesh(ranks), compressor=regimes.PowerSGD(rank=1), **words
+        )
     hook.close()
     return heard.getvalue()

@@ -65,7 +65,12 @@ def local(rank: int, measured: bool) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"instruments": {"disagreement"}} if measured else {}
     job = regimes.local_steps(
-        model, optimizer, policy=PERIOD, every=STEPS, summary=False, **options
+        model,
+        optimizer,
+        policy=PERIOD,
+        every=STEPS,
+        record=regimes.RecordOptions(summary=False),
+        **options,
     )
     generator, before = torch.Generator().manual_seed(rank), list[Tensor]()
     for _ in range(2 * STEPS):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from ddp_scripts import fsdp
+from leveled import leveled
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -156,11 +157,9 @@ def place(rank: int, shards: int) -> tuple[int, slice]:
     return replica, slice(part * BATCH // shards, (part + 1) * BATCH // shards)
 
 
-def within(case: Case, mesh: DeviceMesh) -> dict[str, Any]:
-    """Arguments of ``attach`` for what goes within replicas."""
-    if case.scatter is None and case.gather is None:
-        return {}
-    return {"shards": mesh["shard"], "scatter": case.scatter, "gather": case.gather}
+def within(case: Case) -> dict[str, Any]:
+    """Arguments of ``attach_replicas`` for what goes within replicas."""
+    return {"scatter": case.scatter, "gather": case.gather}
 
 
 def trained(rank: int, replicas: int, shards: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -170,17 +169,17 @@ def trained(rank: int, replicas: int, shards: int, cases: Sequence[Case]) -> lis
     for case in cases:
         net = shard(build(case, seed=1 + replica), case, mesh["shard"])  # replicas start apart
         optimizer = optimiser(net, case)
-        hook = regimes.attach(
+        measured = {"instruments": {"error", "residual"}, "check_every": 2}
+        hook = regimes.attach_replicas(
             net,
-            replicas=mesh["replicate"],
-            optimizer=optimizer,
+            mesh["replicate"],
+            optimizer,
             every=STEPS,
             policy=case.rule or RULE,
-            compressor=case.compressor,
-            levels=dict(case.levels),
+            compressor=leveled(case.compressor, dict(case.levels)),
             seed=7,
-            **({"instruments": {"error", "residual"}, "check_every": 2} if case.measured else {}),
-            **within(case, mesh),
+            record=regimes.RecordOptions(**measured if case.measured else {}),
+            **within(case),
         )
         train(net, optimizer, case, replica, rows)
         hook.close()
@@ -215,7 +214,7 @@ def beside_ddp(rank: int, case: Case) -> list[dict[str, Any]]:
     model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = optimiser(net, case)
     options = {"policy": RULE, "compressor": case.compressor, "levels": dict(case.levels)}
-    hook = regimes.attach(model, optimizer=optimizer, every=STEPS, seed=7, **options)
+    hook = regimes.attach(model, optimizer, every=STEPS, seed=7, **options)
     train(model, optimizer, case, rank, slice(0, BATCH))
     hook.close()
     levels = [[row["layers"]["level"] for row in rows] for rows in (ours["rows"], hook.rows)]
@@ -383,16 +382,16 @@ def resumed(
     net = shard(build(case), case, mesh["shard"])
     optimizer = optimiser(net, case)
     rule = RULE if branch is None else branch
-    options: dict[str, Any] = {"policy": rule, "compressor": case.compressor, "seed": 7}
-    hook = regimes.attach(
+    compressor = leveled(case.compressor, dict(case.levels))
+    options: dict[str, Any] = {"policy": rule, "compressor": compressor, "seed": 7}
+    hook = regimes.attach_replicas(
         net,
-        replicas=mesh["replicate"],
-        optimizer=optimizer,
+        mesh["replicate"],
+        optimizer,
         every=STEPS,
-        levels=dict(case.levels),
         record=regimes.RecordOptions(f"{folder}/run", batch_size=BATCH // shards),
         **options,
-        **within(case, mesh),
+        **within(case),
     )
 
     def parts(saved: str | None = None) -> dict[str, Any]:

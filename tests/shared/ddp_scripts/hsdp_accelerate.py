@@ -62,10 +62,10 @@ def main(out: str, compressor: str, steps: int = 12, limit: float = 0.5) -> None
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model, optimizer = accelerator.prepare(model, optimizer)
-    hook = regimes.attach(
+    hook = regimes.attach_replicas(
         model,
-        replicas=accelerator.torch_device_mesh["dp_replicate"],
-        optimizer=optimizer,
+        accelerator.torch_device_mesh["dp_replicate"],
+        optimizer,
         every=4,
         compressor=compressor,
         record=out,

@@ -106,8 +106,8 @@ def trained(rank: int) -> dict[str, Any]:
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
     for name, (build, optimizer) in WAYS.items():
         model = build(mesh["shard"])
-        attach = lambda own, model=model: regimes.attach(  # noqa: E731
-            model, replicas=mesh["replicate"], optimizer=own, every=2, **dense
+        attach = lambda own, model=model: regimes.attach_replicas(  # noqa: E731
+            model, mesh["replicate"], own, every=2, **dense
         )
         found[name] = {
             "ours": steps(model, optimizer, rank, attach),
@@ -133,11 +133,11 @@ def replicated(rank: int) -> list[dict[str, Any]]:
         optimizer = hsdp.optimiser(model, Case())
         hook = regimes.attach(
             model,
-            optimizer=optimizer,
+            optimizer,
             every=3,
             policy=hsdp.RULE,
             seed=7,
-            levels={"low": 2, "high": 1},
+            compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}),
             **options,
         )
         hsdp.train(model, optimizer, Case(side=True), rank, slice(0, BATCH))
@@ -150,6 +150,7 @@ def precisions(rank: int) -> dict[str, float]:
     """The largest difference of a weight from float32, by policy of mixed precision."""
     mesh, found = hsdp.two_dimensions(2, 2), {}
     half, full = torch.bfloat16, torch.float32
+    low_rank = regimes.PowerSGD(rank={"low": 2, "high": 1})
     for name, policy in {
         "full": MixedPrecisionPolicy(),
         "reduced in float32": MixedPrecisionPolicy(half, reduce_dtype=full),
@@ -157,8 +158,8 @@ def precisions(rank: int) -> dict[str, float]:
         "reduced as computed": MixedPrecisionPolicy(half),
     }.items():
         model = one_by_one(mesh["shard"], mp_policy=policy)
-        attach = lambda own, model=model: regimes.attach(  # noqa: E731
-            model, replicas=mesh["replicate"], optimizer=own, every=2, levels={"low": 2, "high": 1}
+        attach = lambda own, model=model: regimes.attach_replicas(  # noqa: E731
+            model, mesh["replicate"], own, every=2, compressor=low_rank
         )
         found[name] = steps(model, adamw, rank, attach)["weights"]
     whole = found.pop("full")

@@ -26,7 +26,7 @@ def sharded(mesh: Mesh, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def hook(net: Any, mesh: Mesh, **options: Any) -> Any:
-    return regimes.attach(net, replicas=mesh["replicate"], timeout=20.0, **options)
+    return regimes.attach_replicas(net, mesh["replicate"], timeout=20.0, **options)
 
 
 def two_meshes(mesh: Mesh) -> None:
@@ -84,10 +84,10 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "a native mesh of two dimensions": lambda mesh: hook(
         hsdp.shard(hsdp.build(CASE), CASE, mesh), mesh
     ),
-    "the whole mesh": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas=mesh),
-    "a name": lambda mesh: regimes.attach(sharded(mesh), policy="accordion", replicas="replicate"),
-    "the mesh of the shards": lambda mesh: regimes.attach(
-        sharded(mesh), policy="accordion", replicas=mesh["shard"], timeout=20.0
+    "the whole mesh": lambda mesh: regimes.attach_replicas(sharded(mesh), mesh, policy="accordion"),
+    "a name": lambda mesh: regimes.attach_replicas(sharded(mesh), "replicate", policy="accordion"),
+    "the mesh of the shards": lambda mesh: regimes.attach_replicas(
+        sharded(mesh), mesh["shard"], policy="accordion", timeout=20.0
     ),
     "a plain model": lambda mesh: hook(hsdp.build(CASE), mesh),
     "a DDP model": lambda mesh: hook(DistributedDataParallel(hsdp.build(CASE)), mesh),

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
+from leveled import leveled
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -55,8 +56,7 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     hook = attach(
         model,
         policy=config.policy,
-        compressor=config.compressor,
-        levels=config.levels,
+        compressor=leveled(config.compressor, config.levels),
         signal=config.signal,
         seed=config.seed,
         start_compressing_after=config.start_compressing_after,
@@ -139,7 +139,7 @@ def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any
     """Per step: bytes and calls seen at the collectives, bytes reported, buckets, the formula."""
     model = DistributedDataParallel(cases.build(case), **case.ddp)
     hook = attach(
-        model, policy=Schedule(names), compressor=case.compressor, levels=dict(case.levels)
+        model, policy=Schedule(names), compressor=leveled(case.compressor, dict(case.levels))
     )
     optimizer, steps = cases.sgd(model), []
     seen: list[int] = []
@@ -256,8 +256,7 @@ def scaled(
     hook = attach(
         model,
         policy=case.policy,
-        compressor=case.compressor,
-        levels=dict(case.levels),
+        compressor=leveled(case.compressor, dict(case.levels)),
         scaler=scaler if told else None,
     )
     optimizer, spoilt, scales = cases.sgd(model), {"now": False}, []
@@ -392,8 +391,7 @@ def _parts(case: Case) -> dict[str, Any]:
     hook = attach(
         model,
         policy=case.policy,
-        compressor=case.compressor,
-        levels=dict(case.levels),
+        compressor=leveled(case.compressor, dict(case.levels)),
         scaler=scaler,
     )
     return {"model": model, "hook": hook, "optimizer": cases.sgd(model), "scaler": scaler}
@@ -497,7 +495,7 @@ def disagreement(rank: int, what: str) -> str:
     if what == "static graph":  # whose first pass ends in the hook's thread
         model = DistributedDataParallel(cases.build(case), **SMALL, static_graph=True)
         optimizer = cases.sgd(model)
-        regimes.attach(model, policy="accordion", optimizer=optimizer)
+        regimes.attach(model, optimizer, policy="accordion")
         optimizer.param_groups[0]["lr"] *= 1 + rank
         return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
     model, hook, optimizer = cases.wrap(case)

@@ -47,7 +47,7 @@ def norms(rank: int, parallel: bool) -> list[Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     rule = {"name": "accordion", "interval": 1}
     options = {"compressor": "dense", "levels": {"low": "dense", "high": "dense"}}
-    hook = regimes.attach(model, policy=rule, optimizer=optimizer, every=2, **options)
+    hook = regimes.attach(model, optimizer, policy=rule, every=2, **options)
     draw = torch.Generator().manual_seed(place)
     for _ in range(6):
         x = torch.randn(4, 6, generator=draw, dtype=torch.float64)
@@ -71,7 +71,12 @@ def trained(rank: int, folder: Path, records: bool) -> dict[str, Any]:
         record = folder / "run" if records else None
         levels = {"low": 2, "high": 1}
         hook = regimes.attach(
-            model, policy="static", levels=levels, optimizer=optimizer, every=2, record=record
+            model,
+            optimizer,
+            policy="static",
+            every=2,
+            record=record,
+            compressor=regimes.PowerSGD(rank=levels),
         )
         draw = torch.Generator().manual_seed(mesh["data"].get_local_rank())
         for _ in range(6):
@@ -97,7 +102,9 @@ def stages(rank: int, folder: Path, late: bool) -> dict[str, Any]:
         warnings.simplefilter("always")
 
         def attached() -> Any:
-            return regimes.attach(model, level=1, optimizer=optimizer, every=2, record=folder)
+            return regimes.attach(
+                model, optimizer, every=2, record=folder, compressor=regimes.PowerSGD(rank=1)
+            )
 
         hook = None if late and not rank else attached()
         dist.barrier()

@@ -340,7 +340,7 @@ def refused(rank: int, name: str) -> str:
         ),
         "an outer rate": lambda: regimes.local_steps(network, own, outer={"lr": 0}),
         "an outer word": lambda: regimes.local_steps(network, own, outer={"rate": 1}),
-        "a level": lambda: regimes.local_steps(network, own, compressor="powersgd", level=0),
+        "a level": lambda: regimes.local_steps(network, own, compressor=regimes.PowerSGD(rank=0)),
         "a unit": lambda: regimes.local_steps(network, own, every="epoch"),
         "another period": lambda: regimes.local_steps(network, own, policy=2 + rank),
         "not finite": lambda: _breaks(rank, network, own),

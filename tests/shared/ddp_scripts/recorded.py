@@ -31,7 +31,12 @@ def parts(case: Case = CASE, **options: Any) -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, STEPS * 3)  # per step
     policy = options.pop("policy", {"name": "accordion", "interval": 1, "eta": 0.2})
     hook = regimes.attach(
-        model, policy=policy, levels=dict(case.levels), seed=7, optimizer=optimizer, **options
+        model,
+        optimizer,
+        policy=policy,
+        seed=7,
+        compressor=regimes.PowerSGD(rank=dict(case.levels)),
+        **options,
     )
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "hook": hook}
 

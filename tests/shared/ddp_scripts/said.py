@@ -25,11 +25,11 @@ def job(way: str, prepare: Any = lambda net: None) -> tuple[Any, Any, Any]:
         fully_shard(net, mesh=mesh["shard"])
         prepare(net)
         options |= {"compressor": "powersgd", "level": 1}
-        hook = regimes.attach(net, replicas=mesh["replicate"], **options)
+        hook = regimes.attach_replicas(net, mesh["replicate"], **options)
     else:
         mesh = init_device_mesh("cpu", (2,))
         fully_shard(net, mesh=mesh)
-        hook = regimes.attach(net, shards=mesh, scatter={"level": 8}, **options)
+        hook = regimes.attach_shards(net, mesh, scatter={"level": 8}, **options)
     return net, hook, mesh
 
 

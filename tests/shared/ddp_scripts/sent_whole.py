@@ -38,7 +38,7 @@ def train(rank: int, local: bool, level: Any) -> dict[str, Any]:
     if local:
         job = regimes.local_steps(model, optimizer, policy=1, every=1, **pressed)
     else:
-        job = regimes.attach(model, optimizer=optimizer, every=1, **pressed)
+        job = regimes.attach(model, optimizer, every=1, **pressed)
     generator = torch.Generator().manual_seed(10 + rank)
     for _ in range(STEPS):
         optimizer.zero_grad()

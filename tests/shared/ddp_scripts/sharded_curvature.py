@@ -118,9 +118,7 @@ def job(rank: int, how: str, measured: bool, folder: str) -> dict[str, Any]:
     if measured:
         given |= {"instruments": {"curvature": TABLES, "sharpness": {}}}
         given |= {"probe": (loss, [samples(100 + rank)])}
-    hook = regimes.attach(
-        net, optimizer=optimizer, seed=SEED, record=folder if measured else None, **given
-    )
+    hook = regimes.attach(net, optimizer, seed=SEED, record=folder if measured else None, **given)
     # as the optimiser steps them: the module may have them whole, and rounded
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     states, gathered = [], 0
@@ -163,7 +161,7 @@ def resumed(rank: int, folder: str) -> list[dict[str, Any]]:
         tables = {"curvature": {"tolerance": 0.1}, "sharpness": {}}
         probe, scatter = (loss, [samples(100 + rank)]), {"level": 8}
         given: dict[str, Any] = {"instruments": tables, "probe": probe, "scatter": scatter}
-        hook = regimes.attach(net, shards=mesh, optimizer=optimizer, **given)
+        hook = regimes.attach_shards(net, mesh, optimizer, **given)
         for unit in range(2):
             if not unit and going_on:
                 state = {"model": net.state_dict(), "hook": hook.sharded_state()}

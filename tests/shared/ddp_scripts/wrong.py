@@ -112,7 +112,7 @@ def attached_alone(rank: int, folder: Any) -> None:
 def other_units(rank: int, folder: Any) -> None:
     """Processes that count other units."""
     model, optimizer = wrapped()
-    attach(model, policy="accordion", optimizer=optimizer, every=2 + rank)
+    attach(model, optimizer, policy="accordion", every=2 + rank)
     train(model, optimizer, rank)
 
 
@@ -129,7 +129,7 @@ def loaded_alone(rank: int, folder: Any) -> None:
 def long_interval(rank: int, folder: Any) -> None:
     """ACCORDION's ten epochs in a job of two."""
     model, optimizer = wrapped()
-    hook = attach(model, policy="accordion", optimizer=optimizer, every=2)
+    hook = attach(model, optimizer, policy="accordion", every=2)
     train(model, optimizer, rank)
     hook.close()
 
@@ -138,7 +138,7 @@ def never_changes(rank: int, folder: Any) -> None:
     """A threshold that every epoch passes."""
     model, optimizer = wrapped()
     policy = {"name": "accordion", "interval": 1, "eta": 1e-9}
-    hook = attach(model, policy=policy, optimizer=optimizer, every=1)
+    hook = attach(model, optimizer, policy=policy, every=1)
     train(model, optimizer, rank)
     hook.close()
 
@@ -147,14 +147,14 @@ def silent_sampler(rank: int, folder: Any) -> None:
     """every=sampler without set_epoch."""
     model, optimizer = wrapped()
     sampler: Any = DistributedSampler(range(8))  # type: ignore[arg-type]
-    attach(model, policy="accordion", optimizer=optimizer, every=sampler)
+    attach(model, optimizer, policy="accordion", every=sampler)
     train(model, optimizer, rank, 0, 7)
 
 
 def end_of_epoch_twice(rank: int, folder: Any) -> None:
     """epoch_end beside every."""
     model, optimizer = wrapped()
-    hook = attach(model, policy="accordion", optimizer=optimizer, every=2)
+    hook = attach(model, optimizer, policy="accordion", every=2)
     train(model, optimizer, rank)
     hook.epoch_end(lr=0.1)
 
@@ -187,7 +187,7 @@ def of_another_kind(make: Callable[[], nn.Module]) -> Callable[[int, Any], None]
 
 def foreign_optimizer(rank: int, folder: Any) -> None:
     other = torch.optim.SGD(nn.Linear(2, 2).parameters())
-    attach(wrapped()[0], policy="accordion", optimizer=other, every=2)
+    attach(wrapped()[0], other, policy="accordion", every=2)
 
 
 def logged_text(rank: int, folder: Any) -> None:
@@ -199,13 +199,7 @@ def in_a_run(rank: int, folder: Any) -> None:
     """A record where one is already, without the state that goes with it."""
     for _ in range(2):
         model, optimizer = wrapped()
-        hook = attach(
-            model,
-            policy="static",
-            optimizer=optimizer,
-            every=2,
-            record=folder / "again",
-        )
+        hook = attach(model, optimizer, policy="static", every=2, record=folder / "again")
         train(model, optimizer, rank)
         hook.close()
 
@@ -213,7 +207,7 @@ def in_a_run(rank: int, folder: Any) -> None:
 def in_a_file(rank: int, folder: Any) -> None:
     model, optimizer = wrapped()
     (folder / "file").touch()
-    attach(model, policy="accordion", optimizer=optimizer, every=2, record=folder / "file")
+    attach(model, optimizer, policy="accordion", every=2, record=folder / "file")
     train(model, optimizer, rank)
 
 
@@ -223,7 +217,7 @@ def in_another_job(rank: int, folder: Any) -> None:
     for level in ("low", "high"):
         model, optimizer = wrapped()
         policy = {"name": "static", "level": level}
-        hook = attach(model, policy=policy, optimizer=optimizer, every=2, record=folder / "other")
+        hook = attach(model, optimizer, policy=policy, every=2, record=folder / "other")
         if state:
             hook.load_state_dict(state)
         train(model, optimizer, rank)
@@ -234,7 +228,7 @@ def in_another_job(rank: int, folder: Any) -> None:
 def full_disk(rank: int, folder: Any) -> None:
     """The record cannot be written any more; training goes on, and nothing is lost."""
     model, optimizer = wrapped()
-    hook = attach(model, policy="static", optimizer=optimizer, every=2, record=folder / "full")
+    hook = attach(model, optimizer, policy="static", every=2, record=folder / "full")
     for epoch in range(4):
         blocked = folder / "full" / "epochs.jsonl"
         if rank == 0 and epoch == 1:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_type
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 
@@ -32,6 +33,6 @@ class RowMean(regimes.Compressor):
         return regimes.Traffic(layer.matrix[0], layer.matrix[0] * itemsize)
 
 
-def use(model: nn.Module) -> regimes.Hook:
+def use(model: DistributedDataParallel) -> regimes.Hook:
     regimes.check_compressor(RowMean(), 1, workers=(1, 2))
-    return regimes.attach(model, compressor=RowMean(strength=0.5, error_feedback=False), level=1)
+    return regimes.attach(model, compressor=RowMean(strength=0.5, error_feedback=False, level=1))

@@ -30,9 +30,9 @@ def simulate(out: Path) -> regimes.Record:
         (np.zeros((10, 1)), np.zeros(10, dtype=int)),
         out=out,
         workers=4,
-        compressor=regimes.TopK(),
-        levels={"low": 99, "high": 10},
-        policy=regimes.Windows(((0, 2),)),
+        policy=regimes.Windows(
+            ((0, 2),), inside=regimes.TopK(percent=99), outside=regimes.TopK(percent=10)
+        ),
         optimizer={"name": "adamw", "lr": 0.001},
         loss=nn.CrossEntropyLoss(),
         metric=lambda output, target: (output.argmax(-1) == target).float().mean(),

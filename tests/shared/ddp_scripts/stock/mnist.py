@@ -95,7 +95,7 @@ def main(words: list[str] | None = None) -> None:
     torch.manual_seed(args.seed + 1000 * rank)  # each process drops other units
     optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    hook = regimes.attach(model, optimizer=optimizer, every=sampler, record="runs/mnist")  # regimes
+    hook = regimes.attach(model, optimizer, every=sampler, record="runs/mnist")  # regimes
 
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)

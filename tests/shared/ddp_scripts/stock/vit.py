@@ -124,7 +124,7 @@ def main(words: list[str] | None = None) -> None:
     model = DistributedDataParallel(ViT(args.size, args.layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     scheduler = LambdaLR(optimizer, lambda step: rate(step, args.warm_up, steps * args.epochs))
-    hook = regimes.attach(model, optimizer=optimizer, every=steps, record="runs/vit")  # regimes
+    hook = regimes.attach(model, optimizer, every=steps, record="runs/vit")  # regimes
 
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)

@@ -108,7 +108,7 @@ def main(words: list[str] | None = None) -> None:
     model = DistributedDataParallel(Model(args.size, args.dropout))
     torch.manual_seed(args.seed + 1000 * rank)  # each process drops other units
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    hook = regimes.attach(model, optimizer=optimizer, every=args.unit, record="runs/lm")  # regimes
+    hook = regimes.attach(model, optimizer, every=args.unit, record="runs/lm")  # regimes
 
     best = math.inf
     for epoch in range(1, args.epochs + 1):

@@ -129,9 +129,9 @@ def names() -> str:
 
 
 def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
-    """The fields that a configuration may set."""
+    """The fields that a configuration may set; a compressor's level is an entry of its own."""
     for field in dataclasses.fields(cls):
-        if field.init:
+        if field.init and field.name != getattr(cls, "level_word", None):
             made = field.default_factory
             yield field.name, field.default if made is dataclasses.MISSING else made()
 

@@ -38,7 +38,7 @@ class Call:
         self.written = {**(self.written or {}), name: text}
 
     def __str__(self) -> str:
-        mesh = ["mesh"] if self.more else []
+        mesh = ["mesh"] if self.function in ("attach_replicas", "attach_shards") else []
         parts = [f"{name}={text}" for name, text in (self.written or {}).items()]
         return f"{self.function}({', '.join(['model', *mesh, *parts])})"
 

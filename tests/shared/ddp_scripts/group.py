@@ -81,6 +81,7 @@ def _child(
     warnings.simplefilter("error")
     # jobs that read ``.grad`` take no step; test_thrown_away tests the warning
     warnings.filterwarnings("ignore", "gradients were exchanged and then cleared")
+    warnings.filterwarnings("ignore", ".*the earlier spelling goes with", FutureWarning)
     torch.set_num_threads(1)
     place = Path(scratch, "rendezvous").as_uri()
     if timeout is None:

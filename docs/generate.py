@@ -7,7 +7,7 @@ Each page of ``docs/`` is copied, with these changes:
 
 - ``<!-- reference: regimes.compression -->`` becomes one heading and one ``automodule`` for each
   public module of that room: a module that is added, moved or removed needs no change here.
-- ``<!-- options: policies -->`` becomes a list of the registered names and their fields.
+- ``<!-- options: policies -->`` becomes tables of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
 - ``<!-- works: parts -->`` becomes a list of what works with what, from `regimes.capabilities`.
 - ``<!-- losses -->`` becomes the table of measured losses, from ``regimes/cost/measured.toml``.
@@ -23,18 +23,18 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections.abc
 import dataclasses
 import importlib
 import inspect
 import os
 import re
-import tokenize
 import tomllib
-from collections import Counter
+import types
+import typing
 from collections.abc import Iterable, Iterator
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 ROOT = Path(__file__).parents[1]
 TREE = "tree/"
@@ -92,7 +92,7 @@ def reference(names: str) -> str:
 
 
 def options(what: str) -> str:
-    """Every name that a configuration may give, with its class, its fields and their defaults."""
+    """Every name that a configuration may give, and the fields of its class."""
     if what == "config":
         return configuration()
     if what == "retired":
@@ -100,21 +100,16 @@ def options(what: str) -> str:
     if what == "names":
         return names()
     registry = importlib.import_module(REGISTRIES[what]).REGISTRY
-    fields = {name: dict(defaults(registry.find(name))) for name in registry}
-    counted = Counter((key, as_toml(v)) for of in fields.values() for key, v in of.items())
-    usual = {pair for pair, times in counted.items() if times > 3}
-    said = ", ".join(f"`{key} = {value}`" for key, value in counted if (key, value) in usual)
-    lines = [f"- usual defaults, not repeated below: {said}"]
-    for name in registry:
-        cls = registry.find(name)
-        own = ", ".join(
-            f"`{key}`" if (key, as_toml(value)) in usual else f"`{key} = {as_toml(value)}`"
-            for key, value in fields[name].items()
-        )
-        lines.append(
-            f"- `{name}`, {{py:obj}}`~{cls.__module__}.{cls.__name__}`: {own or 'no fields'}"
-        )
-    return "\n".join(lines)
+    fields = [
+        (row, f"`{name}`") for name in registry for row in field_rows(registry.find(name), "")
+    ]
+    rows = [(", ".join(of), *row) for row, of in merged(fields).items()]
+    classes = [(f"`{name}`", link_to(registry.find(name))) for name in registry]
+    return "\n\n".join((table(("part", "class"), classes), table(("part", *FIELDS), rows)))
+
+
+def link_to(cls: type) -> str:
+    return f"{{py:obj}}`~{cls.__module__}.{cls.__name__}`"
 
 
 def names() -> str:
@@ -138,8 +133,6 @@ def defaults(cls: Any) -> Iterator[tuple[str, Any]]:
 
 def as_toml(value: Any) -> str:
     """A default as TOML has it."""
-    if value is dataclasses.MISSING:
-        return "..."
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "unset"}[value]
     if isinstance(value, dict):
@@ -159,44 +152,89 @@ def retired() -> str:
     return "\n".join(lines)
 
 
+FIELDS = ("key", "type", "default", "meaning")
+
+
 def configuration() -> str:
-    """Every key of a configuration with its default, if it has one, and its meaning: from the
-    dataclasses and the comments beside their fields."""
+    """Every key of a configuration: type, default and meaning, from the dataclasses."""
     from regimes import config
 
-    lines = []
     tables = {
         "": config.RunConfig,
         "data.": config.DataConfig,
         "model.": config.ModelConfig,
         "optimizer.": config.OptimizerConfig,
+        "outer.": config.OuterConfig,
         "budget.": config.Budget,
+        "branch.": config.BranchConfig,
     }
+    found = []
     for prefix, cls in tables.items():
-        said = comments(cls) | attributes(cls)
-        for name, value in defaults(cls):
-            if not dataclasses.is_dataclass(value):
-                default = "" if value is None else f" = {as_toml(value)}"
-                meaning = f": {said[name]}" if name in said else ""
-                lines.append(f"- `{prefix}{name}{default}`{meaning}")
-    return "\n".join(lines)
+        head = f"### `{prefix}`" if prefix else "### The run"
+        found += [head, table(FIELDS, field_rows(cls, prefix))]
+    return "\n\n".join(found)
 
 
-def comments(cls: type) -> dict[str, str]:
-    """The comment on each field's line."""
-    source = inspect.getsource(cls)
-    found = {}
-    for token in tokenize.tokenize(BytesIO(source.encode()).readline):
-        if token.type == tokenize.COMMENT and (field := re.match(r"\s+(\w+):", token.line)):
-            found[field[1]] = token.string.lstrip("# ").replace("``", "`")
+def field_rows(cls: type, prefix: str) -> list[tuple[str, ...]]:
+    """(key, type, default, meaning) of each field that a configuration may set."""
+    hints, meanings = hints_of(cls), attributes(cls)
+    found = []
+    for name, value in defaults(cls):
+        kind = "table" if dataclasses.is_dataclass(value) else in_words(hints[name])
+        default = default_in_words(value)
+        cells = (f"`{prefix}{name}`", kind, default, meanings.get(name, ""))
+        found.append(tuple(cell.replace("|", "\\|") for cell in cells))
     return found
 
 
+def default_in_words(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "required"
+    if value is None:
+        return "unset"
+    return "" if dataclasses.is_dataclass(value) else f"`{as_toml(value)}`"
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """The annotation of each field, with its bounds."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", Any: "table"}
+LONG = 8  # of more values than this a list does not help
+
+
+def in_words(hint: Any) -> str:
+    """A type as a reader of TOML knows it. What may be left out says so by its default.
+
+    A bound stands behind its type: ``Count`` is "integer, at least 1".
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        base, text = in_words(args[0]), args[1].text
+        plain = re.sub(r"^(a (positive |whole )?number|a share)\b", "", text).strip(" ,")
+        positive = "positive " if text.startswith("a positive") else ""
+        comma = "" if plain.startswith("of ") else ","
+        return f"{positive}{base}{comma} {plain}" if plain else f"{positive}{base}"
+    if origin is Literal:
+        return "text" if len(args) > LONG else ", ".join(f"`{as_toml(value)}`" for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(arg) for arg in args if arg is not types.NoneType)
+    if origin in (tuple, list, collections.abc.Sequence):
+        return f"list of: {in_words(args[0])}" if args and args[0] is not Any else "list"
+    if origin in (dict, collections.abc.Mapping) or hint is dict:
+        return "table"
+    return WORDS.get(hint, "table" if dataclasses.is_dataclass(hint) else "text")
+
+
 def attributes(cls: type) -> dict[str, str]:
-    """The lines under "Attributes:" of a docstring."""
-    text = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
-    parts = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text, re.MULTILINE)
-    return {name: " ".join(words.split()).replace("``", "`") for name, words in parts}
+    """The lines under "Attributes:" of a docstring, and of those of its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        text = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:\n")[2]
+        for name, words in re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text, re.MULTILINE):
+            found[name] = " ".join(words.split()).replace("``", "`")
+    return found
 
 
 def commands(_: str = "") -> str:

@@ -17,12 +17,15 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the next epoch is critical, and the numbers behind that.
+    """Says whether the next epoch is critical, and by which numbers.
 
     Attributes:
-        critical: is the next epoch critical? None: no verdict, the previous one stays in force.
-        old, new: the two values compared.
-        score: compared with ``threshold``.
+        critical: Whether the next epoch is critical. None: there is no verdict, and the previous
+            one remains in force.
+        old: The earlier value.
+        new: The later value.
+        score: What is compared with ``threshold``.
+        threshold: The score from which on the epoch is critical.
     """
 
     critical: bool | None

@@ -18,10 +18,10 @@ Length = Annotated[int, Bounds("the length of the run, at least 1", low=1)]
 
 @dataclass(frozen=True)
 class FixedWindows:
-    """Critical in given epochs.
+    """Marks the epochs of given windows as critical; a baseline that measures nothing.
 
     Attributes:
-        windows: pairs ``[first, stop)``, e.g. ``[[0, 6], [12, 14]]``.
+        windows: Pairs ``[first, stop)`` of epochs, such as ``[[0, 6], [12, 14]]``.
     """
 
     windows: tuple[tuple[int, int], ...] = ()
@@ -37,11 +37,11 @@ class FixedWindows:
 
 @dataclass(frozen=True)
 class FirstShare(Bounded):
-    """Critical in the first epochs of a run.
+    """Marks the first epochs of a run as critical; a baseline that measures nothing.
 
     Attributes:
-        share: of the run's epochs, rounded to whole epochs.
-        epochs: length of the run.
+        share: The share of the run's epochs, rounded to whole epochs.
+        epochs: The length of the run.
     """
 
     share: Share = 0.25
@@ -55,13 +55,15 @@ class FirstShare(Bounded):
 
 @dataclass(frozen=True)
 class RandomWindows(Bounded):
-    """Critical in windows drawn once, evenly over all ways to place them without overlap.
+    """Marks windows as critical that are drawn once, evenly over all ways to place them without
+    overlap; a baseline that measures nothing.
 
     Attributes:
-        share: of the run's epochs, in all windows together, rounded to whole epochs.
-        epochs: length of the run.
-        count: windows, as equal in length as whole epochs allow; fewer if there are fewer epochs.
-        seed: of the draw.
+        share: The share of the run's epochs in all windows together, rounded to whole epochs.
+        epochs: The length of the run.
+        count: The number of windows. They are as equal in length as whole epochs allow; there are
+            fewer if there are fewer epochs.
+        seed: The seed of the draw.
     """
 
     share: Share = 0.25

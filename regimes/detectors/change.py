@@ -17,18 +17,19 @@ from regimes.detectors.base import Values, Verdict, latest_measured
 
 @dataclass(frozen=True)
 class RelativeChange(Bounded):
-    """``|old - new| / |old| >= eta``, of any statistic.
+    """Marks an epoch as critical if a statistic has changed enough: ``|old - new| / |old| >= eta``.
 
-    Evaluated after epochs 0, interval, 2 x interval, ... against the previous evaluation. An epoch
-    without a measurement takes the newest one before it; without a new one since the previous
-    evaluation there is no opinion. Critical until the first evaluation, and at it, and where the
-    old value is zero or not finite (the authors' code).
+    It is evaluated after epochs 0, interval, 2 x interval, ..., each time against the previous
+    evaluation. An epoch without a measurement takes the newest value before it. If there is no new
+    value since the previous evaluation, there is no verdict. Epochs are critical until the first
+    evaluation, at it, and where the old value is zero or not finite (the authors' code).
 
     Attributes:
-        eta: relative change.
-        interval: epochs between evaluations.
-        statistic: what is compared; "norm*lr" and the like are multiplied by the epoch's rate.
-        direction: "decay" counts only falls, ``(old - new) / |old|``.
+        eta: The relative change from which on an epoch is critical.
+        interval: The number of epochs between two evaluations.
+        statistic: What is compared. "norm*lr" and the like are multiplied by the epoch's rate.
+        per_layer: Judge each layer by itself, in place of the whole model.
+        direction: "either", or "decay", which counts only falls, ``(old - new) / |old|``.
     """
 
     eta: Positive = 0.5
@@ -56,10 +57,11 @@ class RelativeChange(Bounded):
 
 @dataclass(frozen=True)
 class NormChange(RelativeChange):
-    """The paper's rule (section 4.2): ``| |old| - |new| | / |old| >= eta``, per layer.
+    """Marks a layer as critical if its gradient norm has changed enough, the paper's rule (section
+    4.2): ``| |old| - |new| | / |old| >= eta``.
 
-    A fall from 4 to 1 in two epochs is a change of 75 %, one from 4 to 3 of 25 %. Between two
-    evaluations there is no opinion:
+    A fall from 4 to 1 in two epochs is a change of 75 %, and one from 4 to 3 is a change of 25 %.
+    Between two evaluations there is no verdict:
 
     >>> rule = NormChange(eta=0.5, interval=2)
     >>> rule([4.0, 2.0, 1.0])
@@ -67,14 +69,16 @@ class NormChange(RelativeChange):
     >>> rule([4.0, 3.5, 3.0]).critical, rule([4.0, 2.0]).critical
     (False, None)
 
-    The accumulated gradient's norm scales like displacement / lr, so it jumps at each decay
-    whatever the loss; ``statistic = "norm*lr"`` removes the learning rate.
+    The norm of the accumulated gradient scales like displacement / lr, so it jumps at each decay,
+    whatever the loss does. ``statistic = "norm*lr"`` removes the learning rate.
     """
 
 
 @dataclass(frozen=True)
 class EigenvalueChange(RelativeChange):
-    """Rapid decay of the top Hessian eigenvalue (Jastrzebski et al. 2019; Figure 3)."""
+    """Marks an epoch as critical if the top Hessian eigenvalue has fallen enough (Jastrzebski et
+    al. 2019; the paper's Figure 3). The fields are those of `RelativeChange`.
+    """
 
     statistic: str = field(default="eigenvalue", init=False)
     per_layer: bool = False
@@ -83,7 +87,9 @@ class EigenvalueChange(RelativeChange):
 
 @dataclass(frozen=True)
 class SharpnessChange(RelativeChange):
-    """Change of the critical sharpness (Kalra et al. 2026), a cheap proxy of the eigenvalue."""
+    """Marks an epoch as critical if the critical sharpness has changed enough (Kalra et al. 2026).
+    It is a cheap substitute for the eigenvalue. The fields are those of `RelativeChange`.
+    """
 
     statistic: str = field(default="critical_sharpness", init=False)
     per_layer: bool = False

@@ -34,12 +34,14 @@ from regimes.instruments.base import (
 
 @dataclass(frozen=True)
 class CompressionLoss(Bounded):
-    """Which levels, and how often.
+    """Measures what share of the gradient's squared norm each level would lose.
 
     Attributes:
-        levels: names of the configuration's levels; none: all of them.
-        stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step compresses once
-            per level, and on several processes costs one dense mean (counted as signal bytes).
+        levels: Names of the configuration's levels. Empty: all of them.
+        stride: Measure steps 0, stride, 2 stride, ... of an epoch. A measured step compresses once
+            per level. On several processes it also costs one dense mean, which counts as signal
+            bytes.
+        every: Record at the end of every this many units.
     """
 
     bounds_prefix = "instruments.error."

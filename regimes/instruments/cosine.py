@@ -23,12 +23,15 @@ from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge
 
 @dataclass(frozen=True)
 class Cosine(Bounded):
-    """How often, and what is too little.
+    """Measures the cosine between the update and the uncompressed gradient, and warns if it is too
+    small.
 
     Attributes:
-        stride: measure every so many steps, counted over the whole job. On several processes a
-            measured step exchanges its gradient once more, uncompressed (counted as signal bytes).
-        least: process 0 warns of each measured step where the model's cosine is below it.
+        stride: Measure every this many steps, counted over the whole job. On several processes a
+            measured step exchanges its gradient a second time, uncompressed, which counts as signal
+            bytes.
+        least: Process 0 warns of each measured step in which the cosine of the model is below this.
+        every: Record at the end of every this many units.
     """
 
     bounds_prefix = "instruments.cosine."

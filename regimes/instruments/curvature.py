@@ -50,7 +50,10 @@ class ProbeInstrument(Bounded):
     """The fields that these instruments share.
 
     Attributes:
-        images, batch: the probe set, in micro-batches (of equal size, shared evenly by processes).
+        every: Measure at the end of every this many units.
+        images: The number of training samples of the probe set.
+        batch: The number of samples of a micro-batch. All have the same size, and processes share
+            them evenly.
     """
 
     requires = frozenset({PROBE, FULL_PRECISION, UNITS_BY_CALL})
@@ -106,18 +109,22 @@ class ProbeGauge(EndOfEpochGauge):
 
 @dataclass(frozen=True)
 class Curvature(ProbeInstrument):
-    """Top eigenvalues of the Hessian of the training loss (the paper's Figure 3), traces if asked
-    for.
+    """Measures top eigenvalues of the Hessian of the training loss (the paper's Figure 3), and
+    traces if asked for.
 
     Attributes:
-        modes: BatchNorm with running statistics ("eval"), or with each micro-batch's own
-            ("batch-statistics", whose statistics have the suffix ":batch"). They can differ by an
-            order of magnitude. Of a model without running statistics both are one number, which is
-            measured once, whichever is asked for, and recorded under both names.
-        largest, smallest: how many eigenvalues at each algebraic end.
-        layers: also the top eigenvalue of each layer's own block.
-        probes: products for the trace, whole and per layer; 0 = no trace.
-        warm: start from the eigenvectors of the last reading.
+        modes: How BatchNorm normalises: with running statistics ("eval"), or with those of each
+            micro-batch ("batch-statistics", whose statistics have the suffix ":batch"). The two can
+            differ by an order of magnitude. In a model without running statistics both are one
+            number; it is measured once and recorded under the names that were asked for.
+        largest: The number of eigenvalues at the upper end.
+        smallest: The number of eigenvalues at the lower end.
+        layers: Also measure the top eigenvalue of the block of each layer.
+        probes: The number of products for the trace, of the whole model and of each layer. 0: no
+            trace.
+        tolerance: The largest residual of an eigenvalue, divided by the eigenvalue.
+        max_products: The largest number of Hessian products for a reading.
+        warm: Start from the eigenvectors of the last reading.
     """
 
     bounds_prefix = "instruments.curvature."
@@ -237,11 +244,12 @@ class CurvatureGauge(ProbeGauge):
 
 @dataclass(frozen=True)
 class Fisher(ProbeInstrument):
-    """Fisher trace (Achille et al. 2019), whole and per layer.
+    """Measures the trace of the Fisher information (Achille et al. 2019), of the whole model and of
+    each layer.
 
     Attributes:
-        kind: labels drawn from the model ("model", the Fisher information) or the data's own
-            ("empirical").
+        kind: Where labels come from: drawn from the model ("model", the Fisher information), or the
+            data's own ("empirical").
     """
 
     bounds_prefix = "instruments.fisher."
@@ -288,12 +296,13 @@ class FisherGauge(ProbeGauge):
 
 @dataclass(frozen=True)
 class Sharpness(ProbeInstrument):
-    """Critical sharpness along the gradient of the probe.
+    """Measures the critical sharpness along the gradient of the probe set.
 
-    For SGD that is the direction of a step; an optimiser that rescales it has another sharpness.
+    With SGD this is the direction of a step. An optimiser that rescales the gradient has another
+    sharpness.
 
     Attributes:
-        tolerance: how far the measured critical rate may lie above the true one, relatively.
+        tolerance: How far the measured critical rate may lie above the true one, as a share of it.
     """
 
     bounds_prefix = "instruments.sharpness."

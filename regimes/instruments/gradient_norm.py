@@ -54,7 +54,11 @@ REQUIRES: Mapping[Signal, frozenset[str]] = {  # what each needs of a job (``cap
 
 @dataclass(frozen=True)
 class Norms:
-    """Which readings to record, besides the one that the run's ``signal`` names."""
+    """Records norms of gradients, besides the one that the run's ``signal`` names.
+
+    Attributes:
+        readings: The signals whose norms are recorded.
+    """
 
     readings: tuple[Signal, ...] = OF_GRADIENTS
     every: int = field(default=1, init=False)

@@ -36,23 +36,23 @@ ROUNDING = 1e-6  # of the mean square: a variance of float32 sums below it is th
 
 @dataclass(frozen=True)
 class Noise(Bounded):
-    """Each worker's gradient g_w (batch b) against their mean (batch W b), per layer and of the
-    model. With s the mean of |g_w|^2 and m = |mean g|^2:
+    """Compares the gradient g_w of each worker (batch b) with their mean (batch W b), per layer and
+    of the model. With s the mean of |g_w|^2 and m = |mean g|^2:
 
     - ``noise_scale``: tr(Sigma) / |G|^2, the simple noise scale (McCandlish et al. 2018, section
-      2.2), with appendix A.1's unbiased estimators |G|^2 = (W m - s) / (W - 1) and tr(Sigma) / b =
-      W (s - m) / (W - 1), both averaged over the epoch's steps before the ratio is taken. *In
-      worker batches*: times ``batch_size`` it is in samples; above W, the union's batch is still
-      below the noise scale. A short last batch counts like the others. NaN where the estimate of
-      |G|^2 is not positive: the epoch does not resolve it.
+      2.2). It uses the unbiased estimators of appendix A.1, |G|^2 = (W m - s) / (W - 1) and
+      tr(Sigma) / b = W (s - m) / (W - 1), both averaged over the epoch's steps before the ratio is
+      taken. Its unit is worker batches: times ``batch_size`` it is in samples. Above W, the batch
+      of all workers is still below the noise scale. A short last batch counts like the others. NaN
+      means that the estimate of |G|^2 is not positive: the epoch does not resolve it.
     - ``diversity``: sum |g_w|^2 / |sum g_w|^2 = s / (W m), summed over the steps before the ratio
-      (the gradient diversity of Yin et al. 2018, of workers' instead of samples' gradients): 1 / W
-      for equal gradients, 1 for orthogonal ones.
+      is taken (the gradient diversity of Yin et al. 2018, with workers in place of samples). It is
+      1 / W for equal gradients and 1 for orthogonal ones.
 
     Attributes:
-        stride: measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two
-            passes over the gradients, and one dense mean on several processes (counted as signal
-            bytes in every mode), because the run itself sends only the compressed mean.
+        stride: Measure steps 0, stride, 2 stride, ... of an epoch. A measured step costs two passes
+            over the gradients. On several processes it also costs one dense mean, which counts as
+            signal bytes, because the run itself sends only the compressed mean.
     """
 
     bounds_prefix = "instruments.noise."

@@ -18,11 +18,18 @@ from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Readin
 
 @dataclass(frozen=True)
 class Residual(Bounded):
-    """``residual``: the root mean square over workers of the norm of their residuals, per layer and
-    of the model, at the end of a unit; zero where nothing is owed. In one pass of all workers it is
-    the norm of their mean residual. During local steps it is of movements of the weights; where a
-    run has shared steps, too, of the kind of exchange with which the unit ends. On several
-    processes it sends a number for each layer (counted as signal bytes)."""
+    """Measures the norms of residuals at the end of a unit: ``residual``, per layer and of the
+    model.
+
+    It is the root mean square over workers of the norm of their residuals, and zero where nothing
+    is left to send. If all workers are computed in one pass, it is the norm of their mean residual.
+    During local steps it is of movements of the weights; in a run that has shared steps, too, it is
+    of the kind of exchange with which the unit ends. On several processes it sends a number for
+    each layer, which counts as signal bytes.
+
+    Attributes:
+        every: Measure at the end of every this many units.
+    """
 
     bounds_prefix = "instruments.residual."
     requires = frozenset[str]()

@@ -43,14 +43,17 @@ Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare
 
 @dataclass(frozen=True)
 class Overlap(Bounded):
-    """What to draw and compare.
+    """Measures how many of the largest coordinates two stochastic gradients have in common (the
+    paper's Figure 4a).
 
     Attributes:
-        percent: K, the percentage of coordinates in a support, in (0, 100].
-        batches: samples per stochastic gradient; each size is a measurement of its own.
-        count: gradients drawn per size, or as many as the training set has disjoint batches (at
-            least 2); all pairs of them are compared.
-        layers: also compare each layer's own top K percent.
+        every: Measure at the end of every this many units.
+        percent: K, the percentage of the coordinates that are compared, in (0, 100].
+        batches: The numbers of samples of a stochastic gradient. Each size is a measurement of its
+            own.
+        count: The number of gradients that are drawn for each size, at least 2, or as many as the
+            training set has disjoint batches. All pairs of them are compared.
+        layers: Also compare the top K percent of each layer by itself.
     """
 
     bounds_prefix = "instruments.overlap."

@@ -302,6 +302,13 @@ SHARDED_MODEL = Mode(
         MODULE_PARTS: _NO_PARTS,
     },
 )
+ON_NODES = Mode(
+    "with several devices a node",
+    {
+        WHOLE_LAYERS: "each device exchanges its rows of each layer: with nodes=False each is a "
+        "worker",
+    },
+)
 SHARDED_COLLECTIVES = Mode(
     "with shards",
     {
@@ -362,4 +369,5 @@ CONDITIONS = (
     WITHOUT_OPTIMIZER,
     ENDS_BY_ITSELF,
     WHOLE_GRADIENTS,
+    ON_NODES,
 )

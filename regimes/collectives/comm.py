@@ -128,12 +128,18 @@ class Comm:
 
     # -- among the shards of a worker ----------------------------------------------------------
 
-    def sum_shards(self, parts: Sequence[Float[Tensor, "hosted _"]]) -> list[Tensor]:
+    def sum_shards(
+        self, parts: Sequence[Float[Tensor, "hosted _"]], chunks: Sequence[int] = ()
+    ) -> list[Tensor]:
         """This shard's share of each sum over the shards of a worker: ``[L, k] -> [L, share]``.
-        Shares are divided as rows are, see ``Shard``."""
+
+        Args:
+            chunks: numbers of the first shard's share; by default shares are divided as rows are,
+                see ``Shard``.
+        """
         self._count_within("sum", parts)
         self.turn += 1
-        return self.world.sum_shards([*parts])
+        return self.world.sum_shards([*parts], chunks)
 
     def join_shards(
         self, parts: Sequence[Float[Tensor, " _"]], chunks: Sequence[int], sizes: Sequence[int]

@@ -65,6 +65,26 @@ def on_mesh(
     )
 
 
+def on_nodes(
+    group: Any,
+    nodes: Sequence[Sequence[int]],
+    device: torch.device,
+    timeout: float,
+    call: str = "attach()",
+) -> ProcessWorld:
+    """A world with a worker for each node, whose processes have whole layers each. All processes
+    must create it.
+
+    Args:
+        nodes: the ranks of each, in their order equally many.
+    """
+    groups = _Groups(group, [rank for node in nodes for rank in node], device, timeout, call)
+    own = next(node for node in nodes if dist.get_rank() in node)
+    place = own.index(dist.get_rank())
+    across = groups.add_group([node[place] for node in nodes])
+    return groups.make_world(len(nodes), across=across, within=groups.add_group(own), node=True)
+
+
 class _Groups:
     """The own groups of a world. They end when the user destroys the default group, with ``close``,
     or when Python ends."""
@@ -123,23 +143,36 @@ class _Groups:
             group.destroy()
 
 
+def exchange_posts(
+    name: str, ranks: Sequence[int], value: Any, timeout: float, call: str
+) -> list[Any]:
+    """What each of some processes posts, plain JSON, in their order; all of them call this.
+
+    Args:
+        name: the same on all of them, and of no other call.
+    """
+    store: Any = job_store(name)
+    keys = [str(rank) for rank in ranks]
+    store.set(str(dist.get_rank()), json.dumps(value))
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError as error:
+        missing = [key for key in keys if not store.check([key])]
+        raise TrainingError(
+            f"process {dist.get_rank()} has waited {timeout:.0f} s in {call} for process "
+            f"{', '.join(missing)}: all processes must call it"
+        ) from error.with_traceback(None)
+    posts = store.multi_get(keys) if store.has_extended_api() else [store.get(x) for x in keys]
+    return [json.loads(post) for post in posts]
+
+
 def _all_ranks(
     across: Sequence[int], within: Sequence[int], timeout: float, call: str
 ) -> list[int]:
     """The ranks of all replicas, one replica after the other. Each process posts the ranks that
     hold the same rows as it, and reads the posts of the other processes of its replica."""
-    store = job_store(f"islands/{next(_meshes)}/{'-'.join(map(str, within))}")
-    store.set(str(dist.get_rank()), json.dumps(list(across)))
-    columns = []
-    for rank in within:
-        try:
-            store.wait([str(rank)], timedelta(seconds=timeout))
-        except RuntimeError as error:
-            raise TrainingError(
-                f"process {dist.get_rank()} has waited {timeout:.0f} s in {call} for process "
-                f"{rank}: all processes must call it"
-            ) from error.with_traceback(None)
-        columns.append(json.loads(store.get(str(rank))))
+    name = f"islands/{next(_meshes)}/{'-'.join(map(str, within))}"
+    columns = exchange_posts(name, within, list(across), timeout, call)
     ranks = [rank for replica in zip(*columns, strict=False) for rank in replica]
     alike = len({*map(len, columns)}) == 1
     if not alike or len({*ranks}) < len(ranks) or set(within) - set(ranks):
@@ -150,3 +183,35 @@ def _all_ranks(
             'over mesh["shard"]'
         )
     return ranks
+
+
+def nodes_between(
+    replicas: Any, ranks: Sequence[int], timeout: float, call: str
+) -> list[list[int]]:
+    """The nodes of some processes, which all call this: the ranks of each, in their order.
+
+    Args:
+        replicas: the process group of those processes, one of each node, that exchange between
+            nodes.
+    """
+    own = dist.get_process_group_ranks(replicas)
+    name = f"nodes/{next(_meshes)}/{ranks[0]}"
+    columns = [
+        *map(list, dict.fromkeys(map(tuple, exchange_posts(name, ranks, own, timeout, call))))
+    ]
+    nodes = [list(node) for node in zip(*columns, strict=False)]
+    if sorted(rank for node in nodes for rank in node) != sorted(ranks):
+        raise ConfigError(
+            f"nodes: its groups do not have each of the {len(ranks)} processes of the model once: "
+            'it must be the dimension between nodes of a mesh of these processes, mesh["node"]'
+        )
+    return nodes
+
+
+def nodes_by_name(node: str, ranks: Sequence[int], timeout: float, call: str) -> list[list[int]]:
+    """The same from the name of each process's node."""
+    found: dict[str, list[int]] = {}
+    posts = exchange_posts(f"nodes/{next(_meshes)}/{ranks[0]}", ranks, node, timeout, call)
+    for rank, name in zip(ranks, posts, strict=True):
+        found.setdefault(name, []).append(rank)
+    return [*found.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import zlib
 from collections.abc import Mapping
@@ -57,6 +58,18 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
         env.get("REGIMES_RENDEZVOUS", "env://"),
         _read_number(env, "TORCHELASTIC_RESTART_COUNT", "0"),
     )
+
+
+def node_name(env: Mapping[str, str] | None = None) -> str:
+    """This process's node: the same on all processes of a machine that one launcher started."""
+    env = os.environ if env is None else env
+    return f"{socket.gethostname()}/{env.get('GROUP_RANK', '')}"
+
+
+def on_one_node(env: Mapping[str, str] | None = None) -> bool:
+    """Does the launcher say that all processes are on this node?"""
+    env = os.environ if env is None else env
+    return "WORLD_SIZE" in env and env["WORLD_SIZE"] == env.get("LOCAL_WORLD_SIZE")
 
 
 def _read_number(env: Mapping[str, str], name: str, default: str, least: int = 0) -> int:

@@ -93,7 +93,7 @@ class Layer:
 
     def on(self, index: int, count: int) -> Layer:
         """Its part on one of ``count`` processes."""
-        shard = Shard(index, count, self.shape[0])
+        shard = Shard(index, count, self.matrix[0])
         rows = shard.here
         return Layer(self.name, (rows.stop - rows.start, *self.shape[1:]), shard)
 

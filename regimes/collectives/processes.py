@@ -10,7 +10,8 @@ and each process then sends only its part to other replicas. So a replica sends 
 whatever its number of shards.
 
 Worlds differ in values alone: ``connect`` makes the world of launched processes, ``group`` the
-worlds of a user's process groups.
+worlds of a user's process groups. Processes of a node that have whole layers each are one worker,
+too (``node``): their gradients' mean is divided among them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regimes.collectives.faults import Faults
-from regimes.collectives.layers import NO_LAYER, Shard, Traffic
+from regimes.collectives.layers import NO_LAYER, Traffic
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
 from regimes.collectives.world import World, by_type, overwrite
@@ -86,6 +87,7 @@ class ProcessWorld(World):
         across: Group | None = None,
         within: Group | None = None,
         mesh: Any = None,
+        node: bool = False,
         tensor: TensorParallel | None = None,
         faults: Faults | None = None,
         owner: Owner | None = None,
@@ -100,7 +102,7 @@ class ProcessWorld(World):
         count, rank, shards = len(everyone), everyone.index, 1 if within is None else len(within)
         super().__init__(workers, processes=count, rank=rank, shards=shards)
         self.device, self.everyone, self.across = device, everyone, across or everyone
-        self.within, self.mesh, self.tensor = within, mesh, tensor
+        self.within, self.mesh, self.tensor, self.node = within, mesh, tensor, node
         self.faults, self.owner = faults or Faults(rank, count), owner
         self.guard, self.divided = self.faults.guard, tensor is not None
 
@@ -146,16 +148,13 @@ class ProcessWorld(World):
 
     # -- among the shards of a worker ---------------------------------------------------------
 
-    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
+    def sum_shards(self, tensors: list[Tensor], chunks: Sequence[int] = ()) -> list[Tensor]:
         if self.within is None:
             return tensors
         shares: dict[int, Tensor] = {}
+        chunks = chunks or [-(-tensor.shape[1] // self.shards) for tensor in tensors]
         for ids in by_type(tensors):
-            chunks = [-(-tensors[i].shape[1] // self.shards) for i in ids]
-            columns = [
-                _pad_shards(tensors[i], chunk, self.shards)
-                for i, chunk in zip(ids, chunks, strict=True)
-            ]
+            columns = [_pad_shards(tensors[i], chunks[i], self.shards) for i in ids]
             whole = torch.cat(columns, dim=1)  # [shards, numbers]
             if self.within.backend == "gloo":
                 # The Work of gloo's reduce_scatter never becomes completed, for which we poll.
@@ -164,11 +163,11 @@ class ProcessWorld(World):
             else:
                 mine = whole.new_empty(whole.shape[1])
                 self._wait_for(self.within.reduce_scatter, mine, whole.flatten())
-            rows = [len(tensors[i]) for i in ids]
-            pieces = mine.split([n * chunk for n, chunk in zip(rows, chunks, strict=True)])
-            for i, n, piece in zip(ids, rows, pieces, strict=True):
-                here = Shard(self.shard, self.shards, tensors[i].shape[1]).here
-                shares[i] = piece.view(n, -1)[:, : here.stop - here.start]
+            pieces = mine.split([len(tensors[i]) * chunks[i] for i in ids])
+            for i, piece in zip(ids, pieces, strict=True):
+                n, k = tensors[i].shape
+                here = min(chunks[i], max(0, k - self.shard * chunks[i]))
+                shares[i] = piece.view(n, chunks[i])[:, :here]
         return [shares[i] for i in range(len(tensors))]
 
     def join_shards(
@@ -353,7 +352,8 @@ def _pad_shards(tensor: Tensor, chunk: int, shards: int) -> Tensor:
     of each row."""
     if (room := shards * chunk - tensor.shape[1]) > 0:
         tensor = torch.nn.functional.pad(tensor, (0, room))
-    return tensor.view(-1, shards, chunk).transpose(0, 1).reshape(shards, -1)
+    rows = len(tensor)
+    return tensor.view(rows, shards, chunk).transpose(0, 1).reshape(shards, rows * chunk)
 
 
 def _pad_to(tensor: Tensor, size: int) -> Tensor:

@@ -54,12 +54,15 @@ class World:
         instruments: the traffic within ``counting_apart``.
         shards, shard: how many processes hold one worker together, each some rows of every layer,
             and which one this is.
+        node: the processes of a worker have whole layers and gradients of their own each, whose
+            mean is the worker's: its rows are made and joined by ``regimes.collectives.node``.
         divided: layers are also divided among processes of another group (tensor parallel).
         lockstep: something travels, so that layers are exchanged together, not one by one.
     """
 
     lockstep = False
     divided = False
+    node = False
 
     def __init__(self, workers: int, *, processes: int = 1, rank: int = 0, shards: int = 1) -> None:
         replicas = processes // shards
@@ -147,8 +150,12 @@ class World:
             return list(layers)
         return [layer.on(self.shard, self.shards) for layer in layers]
 
-    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``."""
+    def sum_shards(self, tensors: list[Tensor], chunks: Sequence[int] = ()) -> list[Tensor]:
+        """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``.
+
+        Args:
+            chunks: numbers of the first shard's share, by default as rows are divided.
+        """
         return tensors
 
     def join_shards(
@@ -225,7 +232,8 @@ class World:
                 f"{differ}: start all processes with the same configuration, code and data"
             )
         if weights is not None:
-            agreement.check_weights(weights, [theirs[1:] for theirs in gathered], self.shards)
+            parts = 1 if self.node else self.shards
+            agreement.check_weights(weights, [theirs[1:] for theirs in gathered], parts)
 
     def abort(self) -> None:
         """Before ``close``, after an error: wait for no other process from here on."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.compression import make_compressor
+from regimes.compression.calls import WIDE, collectives_of
 from regimes.compression.traffic import name_whole_layers
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
@@ -36,8 +36,6 @@ USUAL = (
 # twice for its products; TopK reads three times to select; rounding reads twice and writes codes.
 TRANSFERS = {"dense": 0, "cast": 3, "powersgd": 8, "acp-sgd": 7, "sign": 8, "randomk": 6}
 OTHERS = 9
-WIDE = 4  # bytes of a number in residuals and factors
-SIDE, FEW = 256, 64  # of the small layer; its workers at most
 DAY = 86400
 _METHOD = re.compile(r"([\w.:-]+?)(?::([\w.+-]+))?(?:/(\d+))?")
 
@@ -128,7 +126,7 @@ def method_work(job: DataParallelJob, method: Method) -> Work:
     packed = [layer for layer in packed if not chosen.exceeds(layer, level, workers)]
     plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
     sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
-    calls, shares = _collectives(method, workers) if packed else ({}, {})
+    calls, shares = collectives_of(chosen, level, workers) if packed else ({}, {})
     size = {kind: share * sent for kind, share in shares.items()}
     size["mean"] = size.get("mean", 0.0) + plain * itemsize
     calls = {"mean": 1.0, **calls} if plain else calls
@@ -147,39 +145,6 @@ def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> li
             why = "because it would not send less of them"
             sentences.append(f"layers sent whole by {method.label}: {len(names)}, {why}")
     return sentences
-
-
-def _collectives(method: Method, workers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Calls by kind of one step of a small layer, and each kind's share of the bytes. Where the
-    kinds of steps differ, as ACP-SGD's do, the mean over them."""
-    import torch
-
-    from regimes.collectives.comm import Comm, Riders
-    from regimes.collectives.world import World
-    from regimes.compression.bucket import Bucket
-    from regimes.compression.reducer import exchange_layers
-
-    chosen, few = make_compressor(method.table), min(workers, FEW)
-    world = World(few, processes=few)  # the others count as copies of this one worker
-    state = chosen.init(Layer("small", (SIDE, SIDE)), 0)
-    state.workers = few
-    generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(1, SIDE, SIDE, generator=generator)
-    bucket = Bucket([0], [state], [method.level], bool(chosen.error_feedback))
-    for _ in range(chosen.phases):  # even where a level would send more than so small a layer has
-        riders = Riders(waiting={NO_LAYER: torch.zeros(1)})
-        comm = Comm(world, [0], riders=riders)
-        exchange_layers(chosen, bucket, [gradient], comm)
-        comm.send_riders()
-    meter = world.meter.take_counts()
-    sent: dict[str, float] = {kind: size for kind, size in meter.sent.items() if size}
-    sent["mean"] -= WIDE * chosen.phases  # the loss, which is sent with it
-    if "exchange" in sent:  # a worker gathers the sums of its own part, and sends all others
-        sent["gather"] *= few / workers
-        sent["exchange"] *= (1 - 1 / workers) / (1 - 1 / few) if few > 1 else 0.0
-    total = sum(sent.values())
-    shares = {kind: size / total for kind, size in sent.items() if size}
-    return {kind: meter.calls.get(kind, 0) / chosen.phases for kind in shares}, shares
 
 
 # -- tables ----------------------------------------------------------------------------------

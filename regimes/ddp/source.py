@@ -17,13 +17,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.collectives.group import on_group
+from regimes.capabilities import Mode
+from regimes.collectives.group import on_group, on_nodes
 from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
 from regimes.ddp.applied import remove_hooks
+from regimes.ddp.nodes import GivenNodes, choose_nodes
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
+from regimes.job.choices import Choice
 from regimes.precision import HALF
 
 _SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
@@ -79,9 +82,14 @@ class BucketViews:
 
 
 class DDPGradients:
-    """The gradients of a DDP model, one for each whole layer; a ``Source``."""
+    """The gradients of a DDP model, one for each whole layer; a ``Source``.
+
+    Attributes:
+        nodes: the ranks of each, where a node is a worker; None: each process is.
+    """
 
     mesh: None = None
+    nodes: Sequence[Sequence[int]] | None = None
     follows = False  # nor does DDP
 
     def __init__(self, model: nn.Module) -> None:
@@ -111,11 +119,23 @@ class DDPGradients:
         return self.model.module
 
     def make_world(self, timeout: float) -> ProcessWorld:
+        group = self.model.process_group
+        if self.nodes is not None:
+            return on_nodes(group, self.nodes, self.device, timeout)
         tensor = _tensor_parallel([*self.parameters.values()])
-        return on_group(self.model.process_group, self.device, timeout, tensor=tensor)
+        return on_group(group, self.device, timeout, tensor=tensor)
+
+    def choose_nodes(
+        self, given: GivenNodes, chosen: Choice, modes: Collection[Mode], timeout: float
+    ) -> None:
+        """Decide whether a node is a worker, see `ddp.nodes.choose_nodes`."""
+        ranks = Group.of_torch(self.model.process_group).ranks
+        divided = _tensor_parallel([*self.parameters.values()]) is not None
+        self.nodes = choose_nodes(given, ranks, chosen, modes, divided, timeout)
+        self.config = {} if self.nodes is None else {"nodes": len(self.nodes)}
 
     def shared_facts(self) -> dict[str, Any]:
-        return {"ddp": {name: getattr(self.model, name) for name in _SAME}}
+        return {"ddp": {name: getattr(self.model, name) for name in _SAME}, **self.config}
 
     def connect_receiver(self, receiver: HookSteps) -> None:
         """Give DDP the hook, or its place to this one, if an earlier one has left it; until

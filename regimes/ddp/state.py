@@ -10,6 +10,7 @@ from typing import Any
 
 from regimes.config import DENSE
 from regimes.ddp.branching import continue_as_branch
+from regimes.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError
@@ -32,6 +33,7 @@ from regimes.job.state import (
     get_column,
     layer_shapes,
     own_part,
+    with_column,
 )
 from regimes.policies.controller import Controller
 from regimes.records import kinds
@@ -164,17 +166,35 @@ class StateCodec:
     def collect_states(self, levels: Mapping[str, str]) -> State | None:
         """See ``Hook.full_state_dict``."""
         self._check_whole("full_state_dict")
-        return collect_full_state(self.job.world, lambda: self.save_state(levels))
+        full = collect_full_state(self.job.world, lambda: self._save_part(levels))
+        return None if full is None else join_devices(full)
+
+    def _save_part(self, levels: Mapping[str, str]) -> State:
+        """This process's state; of a device of a node its memories are in its part, too."""
+        state = self.save_state(levels)
+        if devices_of(self.job.world) > 1:
+            part = own_part(state)
+            memories = get_column(state["layers"], "memory")
+            state["parts"] = [{**part, "layers": with_column(part["layers"], "memory", memories)}]
+        return state
 
     def scatter_states(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
         """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
         world = self.job.world
         self._check_whole("load_full_state_dict")
         mine = divide_full_state(world, self.job.recorder, full)
-        return on_all_processes(world, lambda: self.fit_state(mine, branch))
+
+        def fit() -> Fitted:
+            with damage_refused():
+                check_devices(mine, world)
+                compressors = self.steps.reducer.compressors
+                own = divide_devices(mine, world, self.job.layers, compressors)
+            return self.fit_state(own, branch)
+
+        return on_all_processes(world, fit)
 
     def _check_whole(self, call: str) -> None:
-        if self.job.world.shards > 1 or self.steps.by_process:
+        if (self.job.world.shards > 1 and not self.job.world.node) or self.steps.by_process:
             raise ConfigError(
                 f"{call}: this model is sharded, and no process holds whole layers: save "
                 '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, with the model'
@@ -196,6 +216,7 @@ class StateCodec:
         with damage_refused():
             here = self._own_identity()
             self._check_process(saved)
+            check_devices(saved, self.job.world)
             state = copy.deepcopy(dict(saved))
             state["compressor"] = with_default_fields(state["compressor"], self.chosen.compressor)
             self._check_plain(state)
@@ -218,6 +239,7 @@ class StateCodec:
             "format": FORMAT,
             "processes": world.processes,
             "workers": world.workers,
+            **({"devices": world.shards} if world.node else {}),
             "compressor": describe_compressor(self.chosen.compressor),
         }
 

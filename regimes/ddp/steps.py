@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regimes.collectives.layers import NO_LAYER, Layer
+from regimes.collectives.node import NodeRows
 from regimes.collectives.processes import ProcessWorld
 from regimes.compression.kernels import on_gpu
 from regimes.compression.reducer import Reducer
@@ -131,6 +132,8 @@ class HookSteps(UnitSteps, Exchange):
         flags: of the buckets of the step under way that have come back, 0 or NaN where a gradient
             is not finite.
         marks: by bucket, its layers and the means of the source's marks.
+        own: of the step under way, by layer ``[1, ...]``: the rows that this process exchanges. Of
+            a node with several devices these are a part of what each has, else the same.
         finite: no gradient of the step is NaN or infinite; known after ``finish_step``.
         failed: an error has ended the exchange of the step under way.
     """
@@ -162,7 +165,8 @@ class HookSteps(UnitSteps, Exchange):
         Exchange.__init__(self, reducer, buckets, background=source.device)
         reducer.tentative = True
         self.source, self.readers = source, readers
-        self.sizes = [t.numel() for t in source.local]
+        self.sizes = [layer.size for layer in reducer.layers]
+        self.node = NodeRows(reducer.world) if reducer.world.node else None
         self.stack, self.copies = self._make_stack(0), None
         self._forget_flags()
 
@@ -189,6 +193,7 @@ class HookSteps(UnitSteps, Exchange):
     def _forget_flags(self) -> None:
         self.flags: list[Tensor] = []
         self.marks: list[tuple[Sequence[int], Tensor]] = []
+        self.own: dict[int, Tensor] = {}
         self.finite, self.failed = True, False
 
     def _keep_gradients(self, kept: bool) -> None:
@@ -229,7 +234,8 @@ class HookSteps(UnitSteps, Exchange):
         numbers = [failed.to(total.dtype).reshape(1), total, *(t for _, t in self.marks)]
         is_here, anywhere, *means = torch.cat(numbers).tolist()
         self.finite = not anywhere
-        if anywhere and not is_here:
+        # of a node a bucket has only those rows that this device exchanges filled
+        if anywhere and (not is_here or self.node is not None):
             for row in transfer.rows.values():
                 row.fill_(torch.nan)
         layers = [i for bucket, _ in self.marks for i in bucket]
@@ -273,7 +279,7 @@ class HookSteps(UnitSteps, Exchange):
         self.clock.stop_step()
 
     def _show_gauges(self, step: Transfer, unapplied: Collection[int]) -> None:
-        updates = [full_precision(step.rows[i][0]) for i in range(len(step.rows))]
+        updates = [full_precision(self.own[i][0]) for i in range(len(step.rows))]
         for i in unapplied:
             updates[i] = torch.zeros_like(updates[i])
         self.show_step(self.stack, updates)
@@ -312,8 +318,12 @@ class HookSteps(UnitSteps, Exchange):
             # Here and not in the caller's thread: it may contain a collective, which must come
             # before those of the first bucket on all processes.
             self.run_check()
-        rows = {i: transfer.rows[i] for i in bucket}
+        whole = rows = {i: transfer.rows[i] for i in bucket}
         exact = {i: full_precision(row) for i, row in rows.items()}
+        if self.node is not None:
+            exact = self.node.divide(exact)
+            rows = {i: row.to(whole[i].dtype) for i, row in exact.items()}
+        self.own.update(rows)
         compressors = self.reducer.compressors
         shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
         # a flag of its own, unless a process that has none gets NaN in its updates anyway
@@ -351,6 +361,8 @@ class HookSteps(UnitSteps, Exchange):
                 flag = flag + means[0]
         # NaN in the gradients, as without compression: a GradScaler then skips the step
         fill_if_nonfinite([*rows.values()], flag, torch.nan)
+        if self.node is not None:
+            self.node.join(rows, whole)
         self.flags.append(flag)
         if not transfer.left:  # here: a static graph's first pass waits for it
             self.source.release_gradients()

@@ -62,8 +62,8 @@ class _Alone(World):
         super().__init__(1)
         self.of = of
 
-    def sum_shards(self, tensors: list[Tensor]) -> list[Tensor]:
-        return self.of.sum_shards(tensors)
+    def sum_shards(self, tensors: list[Tensor], chunks: Sequence[int] = ()) -> list[Tensor]:
+        return self.of.sum_shards(tensors, chunks)
 
     def join_shards(
         self, parts: list[Tensor], chunks: Sequence[int], sizes: Sequence[int]

@@ -61,7 +61,9 @@ def _split_states(
                 )
             refuse_state("it does not hold the states of all processes in their order")
         state = with_recorded_units(dict(full), recorder)
-        return on_processes(state, world.workers)
+        each = on_processes(state, world.workers)
+        # several processes hold one worker: each divides what it has by itself
+        return [each[rank // world.shards] for rank in range(world.processes)]
 
 
 def _on_cpu(value: Any) -> Any:

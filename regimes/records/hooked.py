@@ -26,7 +26,7 @@ def without_defaults(header: Header) -> Header:
         return header
     config = header["config"]
     keys = [*KNOWN, *(LOCAL_STEPS if config.get("sync_policy") else ())]
-    keys += [key for key in ("instruments", "gather") if config.get(key)]
+    keys += [key for key in ("instruments", "gather", "nodes") if config.get(key)]
     known = {key: config[key] for key in keys if key in config}
     known |= {key: {"name": config[key]["name"]} for key in ("data", "model")}
     known |= {"epochs": None, "optimizer": _optimizer(config.get("optimizer") or {})}

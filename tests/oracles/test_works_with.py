@@ -124,6 +124,7 @@ class Made:
     closed, local = True, (torch.ones(1),)
 
     by_process = False
+    config: ClassVar[dict[str, Any]] = {}
 
     world = SimpleNamespace(rank=1)
 
@@ -131,6 +132,8 @@ class Made:
         self.network = model
 
     def make_world(self, timeout: float) -> None: ...
+
+    def choose_nodes(self, *_: Any) -> None: ...
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ _LONGEST = 200  # letters of a value in a sentence
 
 
 class RegimesError(Exception):
-    """Base of every error raised on purpose; the command line and a notebook's cell print it
-    without a traceback."""
+    """Base of every error that Regimes raises on purpose. The command line and the cell of a
+    notebook print it without a traceback.
+    """
 
     exit_code = 2
 
@@ -19,7 +20,7 @@ class RegimesError(Exception):
 
 
 class ConfigError(RegimesError):
-    """A configuration that cannot be run."""
+    """Says that a configuration or an argument cannot be used."""
 
 
 class CallError(ConfigError, TypeError):
@@ -27,11 +28,11 @@ class CallError(ConfigError, TypeError):
 
 
 class DataError(RegimesError):
-    """A data set that is missing, corrupt or too small."""
+    """Says that a data set is missing, corrupt or too small."""
 
 
 class RecordError(RegimesError):
-    """A record or checkpoint that cannot be read, written or continued."""
+    """Says that a record or checkpoint cannot be read, written or continued."""
 
 
 class LackingError(RecordError):
@@ -43,7 +44,9 @@ class FolderInUse(RecordError):
 
 
 class TrainingError(RegimesError):
-    """A run that cannot go on (a non-finite loss, a lost process); its record is intact."""
+    """Says that a run cannot go on, because of a loss that is not finite or a lost process. Its
+    record is intact.
+    """
 
     exit_code = 3
 

@@ -40,16 +40,17 @@ class Riders:
 
 
 class Comm:
-    """The collectives of some layers.
+    """Reaches the other workers of some layers, by collectives.
 
     A part has a leading axis of the L workers that this process hosts. All processes make the same
     calls in the same order.
 
     Attributes:
-        layers: for which parts are counted, one after the other; None: for no layer.
-        turn: how many calls have been made.
-        kept: tensors that the caller changes afterwards, such as a bucket's deltas. Within one
-            process an answer may be what was asked itself; of these it is then a copy.
+        layers: The layers for which parts are counted, one after the other. None: no layer.
+        turn: The number of calls so far.
+        kept: Tensors that the caller changes afterwards, such as the deltas of a bucket. Within one
+            process an answer may be the very tensor that was passed; for these tensors it is a
+            copy.
     """
 
     def __init__(

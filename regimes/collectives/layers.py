@@ -50,12 +50,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """One named parameter tensor: the unit at which compressors and policies decide. Or what FSDP2
+    """Names one parameter tensor, for which compressors and policies decide; or what FSDP2
     exchanges for one of its modules.
 
+    >>> Layer("conv", (64, 3, 3, 3)).matrix
+    (64, 27)
+
     Attributes:
-        shard: the shard that ``shape`` describes; None: the layer is whole.
-        pieces: of a module, what each row has of its parameters, in their order.
+        name: The name of the parameter.
+        shape: Its shape.
+        shard: The shard that ``shape`` describes. None: the layer is whole.
+        pieces: For a module, what each row has of its parameters, in their order.
     """
 
     name: str
@@ -100,23 +105,23 @@ class Layer:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step passes to the collectives.
-
-    Attributes:
-        floats: the paper's convention, in elements of the model's dtype (other dtypes count by
-            their bits, 32 to a float): a mean counts once, a gather once per worker. An exchange
-            counts nothing: with the gather of what it adds up it is one mean. A reduce-scatter
-            counts the parts for other workers.
-        bytes: what one worker has for others: the tensor of a mean, its part of a gather, and of an
-            exchange or a reduce-scatter the parts for other workers. How often these cross its
-            link depends on the algorithm of the collective (`regimes.network`,
-            ``Pattern.copies``); between two workers, once.
+    """Counts what one step passes to the collectives.
 
     The two means of PowerSGD at rank 2 on a matrix of 64 x 576, in float32:
 
     >>> p, q = 2 * 64, 2 * 576
     >>> Traffic(p, 4 * p) + Traffic(q, 4 * q)
     Traffic(floats=1280, bytes=5120)
+
+    Attributes:
+        floats: Floats by the paper's convention, in elements of the model's dtype; other dtypes
+            count by their bits, 32 to a float. A mean counts once, and a gather once per worker. An
+            exchange counts nothing, because with the gather of what it adds up it is one mean. A
+            reduce-scatter counts the parts for other workers.
+        bytes: The bytes that one worker has for others: the tensor of a mean, its part of a gather,
+            and of an exchange or a reduce-scatter the parts for other workers. How often they cross
+            its link depends on the algorithm of the collective (`regimes.network`,
+            ``Pattern.copies``); between two workers it is once.
     """
 
     floats: float

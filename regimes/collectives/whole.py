@@ -41,30 +41,33 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the u
 def whole_model(
     model: nn.Module, mesh: DeviceMesh | None = None
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A model that ``fully_shard`` (FSDP2) has divided is an ordinary one inside: each process has
-    all of its weights, copies of those that are trained, and may run it by itself. So curvature can
-    be measured::
+    """Gathers a model that ``fully_shard`` (FSDP2) has divided, so that it is an ordinary one
+    inside.
+
+    Each process then has all weights, as copies of those that are trained, and may run the model by
+    itself. So curvature can be measured::
 
         with regimes.whole_model(model) as mean:
             hessian = HessianProduct(model, loss, batches, mode="eval", mean=mean)
             top = eigenvalues(hessian, largest=5)
 
-    Weights are gathered once, in their own type (a ``MixedPrecisionPolicy`` has no effect inside),
-    by one all-gather for each group of parameters. A process holds the whole model until the end.
+    Weights are gathered once, in their own type, by one all-gather for each group of parameters; a
+    ``MixedPrecisionPolicy`` has no effect inside. A process holds the whole model until the end.
     The trained parameters, their gradients, and FSDP2's notes about them stay as they are. Compiled
     modules run uncompiled inside. All processes of the mesh call it.
 
     Args:
-        mesh: all processes that have samples of their own, in all replicas; None: the processes
+        model: The divided model.
+        mesh: All processes that have samples of their own, in all replicas. None: the processes
             that divide the parameters.
 
     Yields:
-        the mean of a tensor over the processes of the mesh, the argument ``mean`` of
-        ``HessianProduct`` and ``critical_sharpness``.
+        A function that computes the mean of a tensor over the processes of the mesh: the argument
+            ``mean`` of ``HessianProduct`` and ``critical_sharpness``.
 
     Raises:
-        ConfigError: no module is divided by ``fully_shard``, or a parameter is divided otherwise,
-            as by tensor parallelism, or is on the device meta.
+        ConfigError: ``fully_shard`` has divided no module, or a parameter is divided otherwise, as
+            by tensor parallelism, or is on the device meta.
     """
     groups = _list_groups(model)
     if not groups:

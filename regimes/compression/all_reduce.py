@@ -38,16 +38,16 @@ from regimes.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedAllReduce(Rounding):
-    """Integers of 8 or 4 bits, scaled by the largest magnitude of each block; the level is the
-    number of bits.
+    """Sends integers of 8 or 4 bits, scaled by the largest magnitude of each block, in an
+    all-reduce. The level is the number of bits.
 
-    With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n:
-    nearest rounding errs by at most s / (2 n), stochastic rounding by less than s / n and by zero
-    in the mean. Both rounding errors go into residuals: each worker's own, and, at the owner of a
-    part, the error of the rounded mean, multiplied by W because the next mean divides by W.
+    With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n.
+    Nearest rounding errs by at most s / (2 n). Stochastic rounding errs by less than s / n, and by
+    zero in the mean. Both rounding errors go into residuals: each worker's own, and at the owner of
+    a part the error of the rounded mean, multiplied by W because the next mean divides by W.
 
     Attributes:
-        block: how many numbers share a scale.
+        block: The number of numbers that share a scale.
     """
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 256

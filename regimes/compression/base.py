@@ -35,40 +35,47 @@ Unit = Literal["gradient", "update"]  # of a residual
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor(Bounded, ABC):
-    """Hyper-parameters of a compressor; a layer's memory is in its ``State``.
+    """Turns the gradients of all workers into one update. A subclass holds the hyper-parameters;
+    the memory of a layer is in its ``State``.
+
+    A compressor of your own implements ``check``, ``exchange`` and ``traffic``
+    (docs/how-to/compressor.md).
 
     Attributes:
-        error_feedback: add to each gradient what earlier steps did not send. A number below 1
-            decays that residual by this factor in each step.
-        residual: the unit of what was not sent. "gradient" keeps it as it is, so that it is applied
-            at the learning rate of the step that sends it (torch's PowerSGD hook, epfml/powersgd).
-            "update" keeps it as a movement of the weights: at a change of the rate it is multiplied
-            by the ratio of the previous rate to the present one (dist-EF-SGD: Zheng, Huang & Kwok,
-            2019, algorithm 1). At a rate of zero it is left as it is. Where a branch has another
+        error_feedback: Add to each gradient what earlier steps did not send. A number below 1
+            multiplies this residual in each step.
+        residual: The unit in which the residual is kept. "gradient" keeps a gradient, which moves
+            the weights at the learning rate of the step that sends it (torch's PowerSGD hook,
+            epfml/powersgd). "update" keeps a movement of the weights: at a change of the rate it is
+            multiplied by the previous rate divided by the present one (dist-EF-SGD: Zheng, Huang &
+            Kwok, 2019, algorithm 1). At a rate of zero it is left as it is. If a branch has another
             unit than its trunk, its first step adds what the trunk's next step would have added.
-        level: what is sent throughout, or what the words of a policy mean, ``{"low": 4, "high":
-            1}``, where a script passes the object; the methods are told the level of each layer.
-        level_word: the argument for it, "rank" of PowerSGD.
-        reads_rate: the result depends on the learning rate, which the reducer must know.
-        data_dependent: how much is sent depends on the gradient; ``traffic`` is the most.
-        replayable: a CUDA graph may replay ``exchange``. The kernels that it launches must then
-            depend on nothing but the level, the hyper-parameters and the fields of the state
-            without ``step`` and ``rate``; random numbers take their seeds from ``State.seeds``.
+        level: The level that is used throughout, or the levels that the words of a policy stand
+            for, ``{"low": 4, "high": 1}``, if a script passes the object. The methods are told the
+            level of each layer.
+        level_word: The name of the argument for the level, such as "rank" of PowerSGD.
+        reads_rate: Whether the result depends on the learning rate, which the reducer must then
+            know.
+        data_dependent: Whether the traffic depends on the gradient. ``traffic`` is then the most.
+        replayable: Whether a CUDA graph may replay ``exchange``. The kernels that it launches must
+            then depend only on the level, the hyper-parameters and the fields of the state without
+            ``step`` and ``rate``, and random numbers must take their seeds from ``State.seeds``.
             Fields are tensors, numbers or text.
-        linear: the update depends on the workers' gradients through their mean alone, residuals
-            included; such a compressor may be given that mean in place of all gradients.
-        propagates_nonfinite: where the gradient of any worker is not finite, ``finite_probe`` is
-            not finite either.
-        one_level: ``exchange`` is given layers at one level, and as many as are worth a kernel that
-            takes them at once. Without it the layers of a bucket come at any levels, and in a world
-            of one process on a CPU one by one, because a layer then stays in the cache.
-        in_place: the residual is what ``exchange`` leaves in the deltas, in units of the step's
-            ``scale``. Without it the compressor stores it by itself, and keeps its unit.
-        joins_shards: a layer with rows on several processes is compressed as one matrix;
-            without it each shard by itself, as if it were a layer.
-        phases: the number of kinds of steps that ``traffic`` averages over; see ``phase``.
-        usual: the levels "low" and "high" of a hook, unless its user names some.
-        memory: the class of a layer's memory.
+        linear: Whether the update depends on the workers' gradients through their mean alone,
+            residuals included. Such a compressor may be given this mean in place of all gradients.
+        propagates_nonfinite: Whether ``finite_probe`` is not finite if the gradient of any worker
+            is not finite.
+        one_level: Whether ``exchange`` is given layers at one level, and as many as are worth a
+            kernel that takes them at once. If false, the layers of a bucket come at any levels; in
+            a world of one process on a CPU they come one by one, because a layer then stays in the
+            cache.
+        in_place: Whether the residual is what ``exchange`` leaves in the deltas, in units of the
+            step's ``scale``. If false, the compressor stores it by itself, and keeps its unit.
+        joins_shards: Whether a layer with rows on several processes is compressed as one matrix. If
+            false, each shard is compressed by itself, as if it were a layer.
+        phases: The number of kinds of steps that ``traffic`` averages over; see ``phase``.
+        usual: The levels "low" and "high" of a hook, unless its user names some.
+        memory: The class of a layer's memory.
     """
 
     bounds_prefix = "compressor."

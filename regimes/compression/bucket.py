@@ -22,26 +22,27 @@ T = TypeVar("T")
 
 @dataclass
 class State(Workspace):
-    """A layer's memory between steps. Every field but the residual is the same on all workers.
+    """Holds the memory of a layer between steps. Every field but the residual is the same on all
+    workers.
 
     Attributes:
-        key: the layer's stream key: (seed, layer name). Identity, not memory.
-        first_worker: which worker the first hosted row belongs to. Identity, not memory.
-        workers: how many send. Identity, not memory.
-        hosted: the workers of the rows, where these draw no numbers of their own; None: the
-            consecutive ones from ``first_worker``. Identity, not memory.
-        shard: which rows of the layer are here; None: all. Identity, not memory.
-        step: how often this layer has been sent.
-        rate: the learning rate of this step; 1 where nothing says it, as between local steps: their
-            updates are in units of the weights.
-        scale: what the gradient of the last step was multiplied by, with the loss (a GradScaler's),
+        key: The stream key of the layer, (seed, layer name). It is identity, not memory.
+        first_worker: The worker to which the first hosted row belongs. It is identity, not memory.
+        workers: The number of workers that send. It is identity, not memory.
+        hosted: The workers of the rows, if these draw no numbers of their own. None: the
+            consecutive ones from ``first_worker``. It is identity, not memory.
+        shard: The rows of the layer that are here. None: all. It is identity, not memory.
+        step: The number of times that this layer has been sent.
+        rate: The learning rate of this step. It is 1 if none is known, as between local steps,
+            whose updates are in units of the weights.
+        scale: What the gradient of the last step was multiplied by, with the loss (a GradScaler's),
             and its residual with it, unless the compressor keeps a unit of its own (``in_place``).
-            Where a residual is saved, it is divided by it.
-        residual_rate: the learning rate at which the residual is a movement of the weights; None:
+            A saved residual is divided by it.
+        residual_rate: The learning rate at which the residual is a movement of the weights. None:
             it is a gradient, which counts at the rate of the step that sends it.
-        residual: what each hosted worker has not sent yet; None: nothing.
-        replaced: names of fields that hold another tensor after each step, and are never changed
-            in place.
+        residual: What each hosted worker has not sent yet. None: nothing.
+        replaced: Names of fields that hold another tensor after each step, and are never changed in
+            place.
     """
 
     replaced: ClassVar[frozenset[str]] = frozenset()
@@ -130,22 +131,23 @@ class Turn:
 
 @dataclass
 class Bucket:
-    """What several layers of one compressor have to send, none of them at "dense". It lasts until
-    levels change: what depends on layers, levels and addresses alone is made once (``once``,
-    ``of_deltas``).
+    """Holds what several layers of one compressor have to send, none of them at "dense".
+
+    It lasts until levels change. What depends on layers, levels and addresses alone is made once
+    (``once``, ``of_deltas``).
 
     Attributes:
-        layers: their indices in the model.
-        states: their memories.
-        levels: how each is compressed.
-        feedback: what `Compressor.exchange` leaves in ``deltas`` is the residual. Without it the
-            deltas are the gradients themselves, which others read afterwards.
-        tentative: the next residuals are written to other memory than the present ones, which so
-            come back with `State.restore`; two places take turns. Otherwise they are written over
-            the present ones.
-        deltas: by layer ``[L, n, m]``: each hosted worker's gradient, with error feedback plus what
-            its earlier steps have not sent. A convolution is viewed as ``[out, in * kh * kw]``
-            (PowerSGD, section 3).
+        layers: The indices of the layers in the model.
+        states: The memories of the layers.
+        levels: The level of each layer.
+        feedback: Whether what `Compressor.exchange` leaves in ``deltas`` is the residual. If false,
+            the deltas are the gradients themselves, which others read afterwards.
+        tentative: Whether the next residuals are written to other memory than the present ones, so
+            that `State.restore` brings these back; two places take turns. If false, they are
+            written over the present ones.
+        deltas: A tensor ``[L, n, m]`` for each layer: the gradient of each of the L hosted workers,
+            with error feedback plus what its earlier steps have not sent. A convolution is viewed
+            as ``[out, in * kh * kw]`` (PowerSGD, section 3).
     """
 
     layers: Sequence[int]

@@ -34,13 +34,14 @@ Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedTopK(Sparsifier):
-    """Each worker sends the K % largest coordinates of each block, with their places in it.
+    """Lets each worker send the K % largest coordinates of each block, with their places in it: the
+    exchange of SparseLoCo.
 
     Attributes:
-        error_feedback: SparseLoCo's decay.
-        chunk: the largest number of rows and columns of a block, which divide the matrix's.
-        bits: of a value: its sign and the bin of its magnitude, with a table of the bins' means for
-            each worker and layer; 32 sends the values as they are.
+        error_feedback: The share of the residual that each step keeps.
+        chunk: The largest number of rows and columns of a block. Blocks divide the matrix evenly.
+        bits: The number of bits of a value: its sign and the bin of its magnitude. The means of the
+            bins travel in a table for each worker and layer. 32 sends the values as they are.
     """
 
     error_feedback: bool | float = 0.95

@@ -27,24 +27,26 @@ def check_compressor(
     workers: Sequence[int] = (1, 3),
     exact: bool = True,
 ) -> None:
-    """Try a compressor on random gradients of simulated workers, in float64.
-
-    Args:
-        level: one of its levels.
-        shapes: of the layers' weights.
-        workers: how many simulate; each number is tried.
-        exact: with error feedback the update is the mean of what the workers took out of their
-            deltas, as it is for every compressor that neither amplifies nor rounds what it sends
-            for some workers alone.
-
-    Raises:
-        ConfigError: the level would send more of every layer than it has, so that nothing would be
-            tried; an update of another size or type; gradients that were changed; an update that
-            is not what was taken out; ``traffic`` differs from what was counted; ``linear``, where
-            the update depends on more than the mean of the gradients.
+    """Tries a compressor on random gradients of simulated workers, in float64, and raises an error
+    that says what is wrong.
 
     >>> from regimes.compression.powersgd import PowerSGD
     >>> check_compressor(PowerSGD(), 2)
+
+    Args:
+        compressor: The compressor to try.
+        level: One of its levels.
+        shapes: The shapes of the layers' weights.
+        workers: The numbers of simulated workers; each is tried.
+        exact: With error feedback the update is the mean of what the workers took out of their
+            deltas. This holds for every compressor that neither amplifies nor rounds what it sends
+            for some workers alone; pass False for others.
+
+    Raises:
+        ConfigError: the level would send more of every layer than it has, so nothing would be
+            tried; an update has another size or type; gradients were changed; an update differs
+            from what was taken out; ``traffic`` differs from what was counted; or ``linear`` is
+            true although the update depends on more than the mean of the gradients.
     """
     known = isinstance(compressor, Compressor)
     require(known, "compressor", compressor, "an object of a subclass of Compressor")

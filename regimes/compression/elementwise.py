@@ -40,7 +40,7 @@ BLOCK = 256  # numbers for which a layer's scale is read once
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Compressor):
-    """No compression: the one level is "dense", which the reducer sends."""
+    """Does not compress: its only level is "dense"."""
 
     replayable: ClassVar[bool] = True
     linear: ClassVar[bool] = True
@@ -78,8 +78,9 @@ def _mean_magnitudes(
 
 @dataclass(frozen=True, kw_only=True)
 class Sign(Compressor):
-    """One bit per coordinate and one scale, the mean magnitude (Karimireddy et al., 2019,
-    EF-SignSGD). Its one level is 1 (bit)."""
+    """Sends one bit per coordinate and one scale, the mean magnitude (EF-SignSGD: Karimireddy et
+    al., 2019). Its only level is 1 bit.
+    """
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": 1}
     replayable: ClassVar[bool] = True
@@ -121,12 +122,14 @@ class Sign(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding(Compressor):
-    """Base of compressors that round to integers.
+    """Base of the compressors that round to integers.
 
     Attributes:
-        stochastic: round up or down at random, so that the update is unbiased. Not with error
+        bits: The number of bits of an integer, or the number that each word of a policy stands for.
+            In a configuration, ``levels`` has it.
+        stochastic: Round up or down at random, so that the update is unbiased. It excludes error
             feedback: random rounding can err by more than the signal, so residuals would grow
-            without bound.
+                without bound.
     """
 
     error_feedback: bool | float = False
@@ -167,8 +170,9 @@ class Rounding(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantise(Rounding):
-    """QSGD-style integers (Alistarh et al., 2017) scaled by the largest magnitude: the level is
-    the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017)."""
+    """Sends integers scaled by the largest magnitude, like QSGD (Alistarh et al., 2017). The level
+    is the number of bits, 2, 4, 8 or 16; two bits are TernGrad (Wen et al., 2017).
+    """
 
     usual: ClassVar[Mapping[str, Level]] = {"low": 8, "high": 4}
     replayable: ClassVar[bool] = True
@@ -227,8 +231,9 @@ def _round_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Cast(Compressor):
-    """Half precision in the collective; the level is "fp16" or "bf16". Simulated and real workers
-    are equal up to the rounding of that format, in which the processes add."""
+    """Sends half precision in the collective. The level is "fp16" or "bf16". The processes add in
+    this format, so simulated and real workers are equal only up to its rounding.
+    """
 
     usual: ClassVar[Mapping[str, Level]] = {"low": DENSE, "high": "bf16"}
     replayable: ClassVar[bool] = True

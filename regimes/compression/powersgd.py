@@ -34,7 +34,12 @@ from regimes.seeding import make_generator
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Compressor):
-    """Base of both."""
+    """Base of the compressors that send a matrix as two factors of few columns.
+
+    Attributes:
+        rank: The number of columns of a factor, or the rank that each word of a policy stands for.
+            In a configuration, ``levels`` has it.
+    """
 
     rank: int | ByName | None = field(default=None, hash=False)
     level: GivenLevel | ByName | None = field(default=None, init=False, repr=False, hash=False)
@@ -64,20 +69,27 @@ class PowerState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(LowRank):
-    """PowerSGD (Vogels, Karimireddy & Jaggi, 2019, algorithm 1): two small means per layer and
-    step, ``(n + m) min(r, n, m)`` floats.
+    """Sends two small means per layer and step, ``(n + m) min(r, n, m)`` floats for rank r (Vogels,
+    Karimireddy & Jaggi, 2019, algorithm 1).
 
-    Each step makes one power iteration that starts from the last step's right factor Q, so that Q
-    follows the gradient's leading directions. Differences with the paper: none in the maths; Q
-    survives a change of rank (rows are added or dropped). Where a matrix is divided into shards of
-    rows, each process has its rows of P; the shards' contributions to Q are added.
+    Each step makes one power iteration. It starts from the right factor Q of the last step, so Q
+    follows the leading directions of the gradient. The mathematics is that of the paper; in
+    addition Q survives a change of rank, at which rows are added or dropped. If a matrix is divided
+    into shards of rows, each process has its rows of P, and the contributions of the shards to Q
+    are added.
+
+    >>> PowerSGD(rank=4)
+    PowerSGD(error_feedback=True, residual='gradient', rank=4, reset_on_change=False, wire='full')
+    >>> PowerSGD().cost(Layer("conv", (64, 64, 3, 3)), 4, workers=4)
+    Traffic(floats=2560, bytes=10240)
 
     Attributes:
-        reset_on_change: the authors' quirk: a change of level forgets Q, and a change to dense
-            forgets the residual instead of sending it.
-        wire: the type in which the two factors travel: "full", the model's, or "fp16" or "bf16",
-            half the bytes of float32. Error feedback keeps what the rounding loses. Equal between
-            simulated and real workers up to rounding, as with ``Cast``, and not linear.
+        reset_on_change: Do as the authors' code does: a change of level forgets Q, and a change to
+            dense forgets the residual instead of sending it.
+        wire: The type in which the two factors travel: "full" is the model's type; "fp16" and
+            "bf16" are half the bytes of float32. Error feedback keeps what the rounding loses. With
+            half precision simulated and real workers are equal only up to rounding, as with `Cast`,
+            and the compressor is not linear.
     """
 
     reset_on_change: bool = False
@@ -272,18 +284,18 @@ class AlternatingState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class ACPSGD(LowRank):
-    """ACP-SGD (Zhang et al., ICDCS 2023): P in one step, Q in the next. On average a step sends
-    ``(n + m) min(r, n, m) / 2`` floats, half of PowerSGD's, in one mean instead of two that depend
-    on each other.
+    """Sends the factor P in one step and the factor Q in the next (Zhang et al., ICDCS 2023). On
+    average a step sends ``(n + m) min(r, n, m) / 2`` floats, half of what PowerSGD sends, in one
+    mean instead of two that depend on each other.
 
-    Such a half-iteration sends one factor and takes the other from the half before. A worker's
-    residual is against its own factor, not the mean: it is subtracted before the mean arrives. So a
-    step may have several halves, each on what the one before has left; two are
-    ``num_iters_per_step = 2`` of epfml/powersgd.
+    Such a half-iteration sends one factor and takes the other from the half before. The residual of
+    a worker is its gradient minus its own contribution, not minus the mean: it is subtracted before
+    the mean arrives. So a step may have several halves, each on what the one before has left. Two
+    halves are ``num_iters_per_step = 2`` of epfml/powersgd.
 
     Attributes:
-        iterations: half-iterations per step. Two cost what PowerSGD costs, and approximate by up to
-            twice the rank.
+        iterations: The number of half-iterations in a step. Two cost what PowerSGD costs, and
+            approximate by up to twice the rank.
     """
 
     iterations: Annotated[int, Bounds("a whole number from 1", low=1)] = 1

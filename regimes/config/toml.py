@@ -32,7 +32,8 @@ OPTIONAL = (*PLUG_INS, "budget", "branch")
 
 @check_arguments()
 def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """Apply ``a.b=c`` settings; values are read as TOML, bare words as text.
+    """Changes fields of a configuration by settings ``a.b=c``. Values are read as TOML, and bare
+    words as text.
 
     >>> config = override(RunConfig(), ["policy=accordion", "policy.eta=0.3", "levels.low=2"])
     >>> config.policy, config.levels
@@ -50,8 +51,15 @@ def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     >>> override(config, ["policy=windows", 'policy.layers."blocks.0.out"=[[0, 6]]']).policy
     {'name': 'windows', 'layers': {'blocks.0.out': [[0, 6]]}}
 
+    Args:
+        config: The configuration; it stays as it is.
+        settings: The settings, applied in order.
+
+    Returns:
+        The changed configuration.
+
     Raises:
-        ConfigError: a setting without "=", an unknown key, a wrong type; a plug-in that cannot be
+        ConfigError: a setting has no "=", an unknown key or a wrong type; or a plug-in cannot be
             made from its table.
     """
     return _with_parts(config, read_pairs(settings))
@@ -202,10 +210,16 @@ def read_tables(path: str | Path) -> dict[str, Any]:
 
 @check_arguments()
 def load_toml(path: str | Path) -> RunConfig:
-    """Read a configuration file.
+    """Reads a configuration file.
+
+    Args:
+        path: A TOML file with the keys that differ from their defaults.
+
+    Returns:
+        The configuration.
 
     Raises:
-        ConfigError: a missing file, a syntax error, an unknown key or wrong type.
+        ConfigError: the file is missing, or has a syntax error, an unknown key or a wrong type.
     """
     try:
         table = read_tables(path)
@@ -221,7 +235,11 @@ def load_toml(path: str | Path) -> RunConfig:
 
 @check_arguments()
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML; ``load_toml`` gives it back."""
+    """Writes a configuration as TOML. ``load_toml`` reads it back.
+
+    >>> print(to_toml(RunConfig()).partition("\\n")[0])
+    name = "run"
+    """
     import tomli_w
 
     return tomli_w.dumps(to_dict(config))

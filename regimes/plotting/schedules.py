@@ -120,24 +120,26 @@ def compare(
     baseline: str | None = None,
     where: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """The differences between the schedules of some finished runs.
+    """Compares the schedules of some finished runs.
 
     Args:
-        records: a folder of runs or an archive of them, several, or runs.
-        baseline: compare each other schedule with this one; default all pairs of up to six
-            schedules, of more each with the usual baseline (`groups.BASELINES`).
-        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
+        records: A folder of runs or an archive of them, several, or runs.
+        baseline: Compare each other schedule with this one. Default: all pairs of up to six
+            schedules; if there are more, each with the usual baseline (`groups.BASELINES`).
+        where: Only runs for which this holds, such as ``["optimizer.lr=0.4"]``.
 
     Returns:
-        One row per comparison: comparison ("a - b"), n (common seeds), difference (of the means of
-        the last three epochs' metric), ci_low, ci_high (95 % t interval; nan of fewer than three
-        seeds), unit (of these three: "points" per cent of an accuracy), positive (seeds at which a
-        is above b), traffic_ratio (floats of a over those of b, means over the common seeds).
+        A table with one row per comparison. Its columns are comparison ("a - b"); n, the number of
+        common seeds; difference, of the means of the last three epochs' metric; ci_low and ci_high,
+        the 95 % t interval (nan with fewer than three seeds); unit, of these three ("points" are
+        per cent of an accuracy); positive, the number of seeds at which a is above b; and
+        traffic_ratio, the floats of a divided by those of b, means over the common seeds.
         Differences are rounded to a two-thousandth of half their interval, or without one to six
         digits of the metric, and ratios to four digits.
 
     Raises:
-        RecordError: no or unfinished runs, other settings, no such schedule, or only one.
+        RecordError: there are no runs, unfinished runs, runs with other settings, no such schedule,
+            or only one schedule.
     """
     by_schedule = read_given(records, where)
     if len(by_schedule) < 2:

@@ -15,8 +15,15 @@ Ratio = Annotated[float, Bounds("a number larger than 1", above=1)]
 
 @dataclass(frozen=True)
 class Decision:
-    """A layer's level for the next epoch, and the rule and numbers that chose it; None where the
-    level stays as it was."""
+    """Names a layer's level for the next epoch, and the rule and numbers that chose it.
+
+    Attributes:
+        level: The name of the level.
+        why: The rule and its numbers. None: the level stays as it was.
+
+    >>> Decision("low", {"rule": "start"})
+    Decision(level='low', why={'rule': 'start'})
+    """
 
     level: str
     why: dict[str, Any] | None = None
@@ -24,9 +31,12 @@ class Decision:
 
 @runtime_checkable
 class Policy(Protocol):
-    """A frozen dataclass with one pure function, ``decide``, of the past epochs. A record holds
-    them, so one object steers a run, resumes it and replays its record. A batch policy has one
-    layer, the whole model, and batch sizes as levels."""
+    """Chooses the level of each layer for the next epoch.
+
+    A policy is a frozen dataclass with one pure function, ``decide``, of the past epochs. A record
+    holds these epochs, so one object steers a run, resumes it and replays its record. A batch
+    policy has one layer, the whole model, and its levels are batch sizes.
+    """
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -84,10 +94,16 @@ class FollowsDecays(Bounded):
 
     A decay is a fall of the rate by a factor of ``step_decay`` or more from one epoch to the next,
     or, however slow, to ``1 / slow_decay`` of the highest rate since the last decay. A slow fall
-    below 1/100 of the run's peak is none: a rate that goes to zero would decay without end. A rate
-    that rises never counts. Step schedules thus decay at their steps, smooth ones at a tenth of
-    their peak; a schedule that ends at zero also in its last one or two epochs, where it halves.
-    ConfigError for a factor that is not larger than 1.
+    below 1/100 of the run's peak is none, because a rate that goes to zero would decay without end.
+    A rise never counts. So a step schedule decays at its steps, and a smooth one at a tenth of its
+    peak; a schedule that ends at zero also decays in its last one or two epochs, where it halves.
+
+    Attributes:
+        step_decay: The factor by which the rate falls from one epoch to the next in a decay.
+        slow_decay: The factor by which the rate falls in a slow decay.
+
+    Raises:
+        ConfigError: a factor is not larger than 1.
     """
 
     bounds_prefix = "policy."

@@ -16,12 +16,12 @@ from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_hi
 
 @dataclass(frozen=True)
 class ByLayer:
-    """Levels by the name of a layer: each group of layers has a policy of its own.
+    """Gives each group of layers a policy of its own, by the names of the layers.
 
     A layer belongs to the first group with a pattern that its name matches (``*`` stands for any
-    characters), else to ``otherwise``. The policy of a group sees the statistics, levels and costs
-    of its layers alone; bytes of a step, and what is measured of the whole model, are of all
-    layers.
+    characters), or else to ``otherwise``. The policy of a group sees the statistics, levels and
+    costs of its own layers. Bytes of a step, and what is measured of the whole model, are those of
+    all layers.
 
     >>> from regimes.policies.schedules import Static
     >>> rule = ByLayer({"embedding*": Static("dense")}, otherwise=Static("high"))
@@ -29,13 +29,12 @@ class ByLayer:
     ['dense', 'high']
 
     Attributes:
-        groups: a policy (a table, or the object) per pattern; several patterns are separated by
-            spaces.
-        otherwise: the policy of all other layers.
+        groups: A policy (a table, or the object) for each pattern. Several patterns are separated
+            by spaces.
+        otherwise: The policy of all other layers.
 
     Raises:
-        ConfigError: a group without a pattern; at the first decision, a pattern that no layer
-            matches.
+        ConfigError: a group has no pattern; or, at the first decision, no layer matches a pattern.
     """
 
     groups: dict[str, Any] = field(default_factory=dict)

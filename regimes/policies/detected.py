@@ -20,8 +20,18 @@ Values = list[float | None]
 
 
 class FollowsDetector(FollowsDecays):
-    """The first of ``names`` from a decay of the learning rate until the next verdict; else
-    ``level_for`` of the verdict on a layer. Without an opinion a layer's level stays."""
+    """Base of policies that follow a detector.
+
+    From a decay of the learning rate until the next verdict the level is the first of ``names``.
+    Otherwise it is ``level_for`` of the verdict on a layer. Without a verdict a layer's level
+    stays.
+
+    Attributes:
+        decay_rule: Use low compression from each decay of the learning rate until the next verdict.
+        low: The name of the level in critical regimes. In a script it may also be a compressor at
+            this level, such as ``PowerSGD(rank=4)``.
+        high: The name of the level elsewhere, likewise.
+    """
 
     decay_rule: bool
     low: LevelName
@@ -69,12 +79,11 @@ def _in_words(name: str) -> str:
 
 @dataclass(frozen=True)
 class Detected(FollowsDetector):
-    """Low compression where a detector says critical, high elsewhere.
+    """Uses low compression where a detector marks an epoch as critical, and high compression
+    elsewhere.
 
     Attributes:
-        detector: a table like ``{name = "eigenvalue-change", eta = 0.5}``, or the object.
-        decay_rule: low, too, from each decay of the learning rate until the next verdict.
-        low, high: names of levels; in a script also a compressor at each, ``PowerSGD(rank=4)``.
+        detector: A table such as ``{name = "eigenvalue-change", eta = 0.5}``, or the object.
     """
 
     detector: Any = field(default_factory=lambda: {"name": "norm-change"})
@@ -102,12 +111,22 @@ class Detected(FollowsDetector):
 
 @dataclass(frozen=True)
 class Accordion(FollowsDetector):
-    """ACCORDION for compression, per layer (paper, algorithm 1).
+    """Uses low compression in critical regimes: ACCORDION, for each layer (the paper's algorithm
+    1).
 
-    Low compression while the gradient norm changes by ``eta`` or more over ``interval`` epochs,
-    and, with ``decay_rule``, from each decay of the learning rate until the next evaluation.
-    Starts low (the authors' code). ``low`` and ``high`` are names of levels; in a script also a
-    compressor at each: ``Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``.
+    A layer has low compression while its gradient norm changes by ``eta`` or more over ``interval``
+    epochs, and with ``decay_rule`` from each decay of the learning rate until the next evaluation.
+    It starts with low compression, as in the authors' code.
+
+    >>> Accordion(eta=0.3).decide([], ["conv"])
+    [Decision(level='low', why={'rule': 'start'})]
+
+    In a script ``low`` and ``high`` may also be compressors: ``Accordion(low=PowerSGD(rank=4),
+    high=PowerSGD(rank=1))``.
+
+    Attributes:
+        eta: The relative change of the norm from which on a regime is critical.
+        interval: The number of epochs between two evaluations.
     """
 
     eta: Positive = 0.5
@@ -124,10 +143,11 @@ class Accordion(FollowsDetector):
 
 @dataclass(frozen=True)
 class BatchAccordion(Accordion):
-    """ACCORDION for the batch size: small (``low``) batches in critical regimes (section 4.2).
+    """Uses small batches (``low``) in critical regimes and large ones elsewhere: ACCORDION for the
+    batch size (the paper's section 4.2).
 
     Attributes:
-        grow_only: a large batch stays to the end ("for training stability", Appendix A).
+        grow_only: Keep a large batch to the end ("for training stability", Appendix A).
     """
 
     grow_only: bool = True

@@ -31,17 +31,19 @@ Costs = Mapping[str, LevelCost]
 
 @dataclass(frozen=True)
 class PastEpoch:
-    """What a policy may know of one epoch.
+    """Holds what a policy may know of one epoch.
 
     Attributes:
-        lr, next_lr: the rate it trained at and the next epoch's, at the same batch size.
-        statistics: per statistic, one value per layer; None is an undefined value, and a statistic
-            that was not measured in the epoch is absent. "norm" is the run's ``signal``, summed
-            over an epoch's steps, and times m where the batch is m times as large: there are m
-            times fewer steps.
-        levels: the name of each layer's level.
-        model: per statistic, one value for the whole model.
-        costs: of a step at each level of the run and dense; empty where the record has none.
+        lr: The rate at which the epoch trained.
+        next_lr: The rate of the next epoch, at the same batch size.
+        statistics: One value per layer for each statistic. None is an undefined value; a statistic
+            that was not measured in the epoch is absent. "norm" is that of the run's ``signal``,
+            summed over the steps of the epoch. If the batch is m times as large, it is multiplied
+            by m, because there are m times fewer steps.
+        levels: The name of each layer's level.
+        model: One value for the whole model for each statistic.
+        costs: What a step costs at each level of the run and at dense. Empty if the record has
+            none.
     """
 
     lr: float

@@ -18,7 +18,11 @@ from regimes.policies.history import PastEpoch, highest_rate
 
 @dataclass(frozen=True)
 class Rungs(Bounded):
-    """Base of ladders: levels from the highest compression to the lowest."""
+    """Base of ladders.
+
+    Attributes:
+        levels: Names of levels, from the highest compression to the lowest.
+    """
 
     bounds_prefix = "policy."
     levels: tuple[str, ...] = ("high", "mid", "low")
@@ -40,11 +44,15 @@ class Rungs(Bounded):
 
 @dataclass(frozen=True)
 class AdaQS(Rungs):
-    """AdaQS (Guo et al. 2020; the paper's section 5.6 and Figure 7), for the whole model.
+    """Lowers the compression of the whole model step by step: AdaQS (Guo et al. 2020; the paper's
+    section 5.6 and Figure 7).
 
-    Starts at the highest compression. Each time the mean-to-standard-deviation ratio of the
-    gradient has fallen by ``fall`` since the last reference, the compression is one level lower;
-    it never rises again.
+    It starts at the highest compression. Each time the mean-to-standard-deviation ratio of the
+    gradient has fallen by ``fall`` since the last reference, the compression is one level lower. It
+    never rises again.
+
+    Attributes:
+        fall: The share by which the ratio must fall.
     """
 
     fall: InnerShare = 0.5
@@ -64,16 +72,16 @@ class AdaQS(Rungs):
 
 @dataclass(frozen=True)
 class RateLadder(Rungs):
-    """Sends more while the learning rate is high, and less when it has fallen; measures nothing.
+    """Sends more while the learning rate is high, and less when it has fallen. It measures nothing.
 
-    At a smaller rate the error of compression moves the weights less. What counts is the next
-    epoch's first rate, at the present batch size, as a share of the highest first rate so far; a
-    warm-up counts as high. The run starts at the last of ``levels``. Each of ``shares`` that the
-    rate falls below takes it one level towards the first; when the rate rises it comes back.
-    Proposed here (docs/findings.md); ACCORDION's rule for decays does the reverse.
+    At a smaller rate the error of compression moves the weights less. What counts is the first rate
+    of the next epoch, at the present batch size, as a share of the highest first rate so far; a
+    warm-up counts as high. The run starts at the last of ``levels``. For each of ``shares`` that
+    the rate falls below, the level is one nearer to the first; when the rate rises it comes back.
+    This schedule is proposed here (docs/findings.md). ACCORDION's rule for decays does the reverse.
 
     Attributes:
-        shares: of the highest rate: rising, between 0 and 1, one fewer than levels.
+        shares: Shares of the highest rate, rising, between 0 and 1, one fewer than levels.
     """
 
     shares: tuple[float, ...] = (0.15, 0.5)

@@ -19,7 +19,14 @@ ROUNDING = 1e-9  # share of a period: rounding of one that is whole neither adds
 
 @dataclass(frozen=True)
 class Static:
-    """One level throughout."""
+    """Uses one level throughout.
+
+    >>> Static("high").decide([], ["conv"])
+    [Decision(level='high', why={'rule': 'static'})]
+
+    Attributes:
+        level: The name of the level.
+    """
 
     level: str = "low"
     needs: tuple[str, ...] = field(default=(), init=False)
@@ -35,13 +42,7 @@ class Static:
 
 @dataclass(frozen=True)
 class Windows:
-    """One level in given epochs, another outside (paper, section 4.1).
-
-    Attributes:
-        windows: pairs ``[first, stop)`` of epochs, e.g. ``[[0, 6], [12, 14]]``.
-        layers: windows of single layers by name, in place of ``windows``.
-        inside, outside: levels; the reverse schedule is ``inside="high", outside="dense"``. In a
-            script also a compressor at each.
+    """Uses one level in given epochs and another outside (the paper's section 4.1).
 
     >>> from regimes.policies.history import PastEpoch
     >>> rule, past = Windows(windows=((0, 1), (3, 4))), []
@@ -50,6 +51,13 @@ class Windows:
     ...     past.append(PastEpoch(lr=0.1, next_lr=0.1, statistics={}, levels=[decision.level]))
     >>> [epoch.levels[0] for epoch in past]
     ['low', 'high', 'high', 'low', 'high']
+
+    Attributes:
+        windows: Pairs ``[first, stop)`` of epochs, such as ``[[0, 6], [12, 14]]``.
+        layers: Windows of single layers by name, in place of ``windows``.
+        inside: The level in the windows. In a script it may also be a compressor at this level.
+        outside: The level elsewhere. The paper's reverse schedule has ``inside="high"`` and
+            ``outside="dense"``.
     """
 
     windows: tuple[tuple[int, int], ...] = ()
@@ -86,12 +94,15 @@ class Windows:
 
 @dataclass(frozen=True)
 class Smith(FollowsDecays):
-    """Grow the batch where the learning rate would decay (Smith et al. 2017).
+    """Grows the batch where the learning rate would decay (Smith et al. 2017).
 
-    After n decays of the learning rate the batch is ``levels[n]``. With the rate scaled by
-    the batch and each level ``decay_factor`` times the one before, the rate stays constant; after
-    the last level it decays. The authors' "increased initial learning rate" starts at a larger
-    rate and batch.
+    After n decays of the learning rate the batch is ``levels[n]``. If the rate is scaled by the
+    batch, and each level is ``decay_factor`` times the one before, the rate stays constant; after
+    the last level it decays. The authors' "increased initial learning rate" starts at a larger rate
+    and batch.
+
+    Attributes:
+        levels: Names of batch sizes, the smallest first.
     """
 
     levels: tuple[str, ...] = ("x1", "x5", "x25")
@@ -150,8 +161,13 @@ def in_words(table: Mapping[str, Any], words: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class PostLocal(FollowsDecays):
-    """Post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", 2020): ``before``
-    until the first decay of the learning rate, ``after`` from there on."""
+    """Uses one period until the first decay of the learning rate and another from then on:
+    post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", 2020).
+
+    Attributes:
+        before: The period until the first decay.
+        after: The period from the first decay on.
+    """
 
     bounds_prefix = "sync_policy."
 
@@ -189,14 +205,16 @@ class Periods(Bounded):
 
 @dataclass(frozen=True)
 class QSR(Periods):
-    """The quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
-    floor((alpha / lr)^2))`` at the learning rate of the unit to come.
+    """Uses the quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
+    floor((alpha / lr)^2))`` at the learning rate of the next unit.
 
-    While the rate rises the period is ``base``; the authors use the period of the first step after
-    the warm-up, which a rule of the past alone cannot know.
+    While the rate rises the period is ``base``. The authors use the period of the first step after
+    the warm-up, which a rule that knows only the past cannot do.
 
     Attributes:
-        alpha: in units of the rate; below a rate of ``alpha / sqrt(base)`` the period grows.
+        alpha: A number in units of the rate. The period grows at rates below ``alpha /
+            sqrt(base)``.
+        base: The shortest period, in steps.
     """
 
     alpha: Positive

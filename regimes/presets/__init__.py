@@ -46,7 +46,17 @@ __all__ = [
 
 @check_arguments()
 def get_preset(name: str) -> RunConfig:
-    """A preset, or ConfigError with the nearest name. ``GRID/SCHEDULE`` names a cell of a grid."""
+    """Gives the configuration of a preset.
+
+    >>> get_preset("smoke").workers
+    4
+
+    Args:
+        name: The name of a preset, or ``GRID/SCHEDULE`` for one schedule of a grid.
+
+    Raises:
+        ConfigError: there is no such preset; the error names the nearest one.
+    """
     grid_name, slash, schedule = name.partition("/")
     if name in PRESETS or not slash or grid_name not in GRIDS:
         _check_file(name, PRESETS)
@@ -61,10 +71,17 @@ def get_preset(name: str) -> RunConfig:
 
 @check_arguments()
 def get_grid(name: str) -> Grid:
-    """A grid, or ConfigError with the nearest name.
+    """Gives the configurations of a grid, by the names of its schedules.
 
-    The name may also be a TOML file (`own`), or a folder of configurations, one per schedule: in
-    the order of their grid where `regimes tune` wrote them, else by name.
+    >>> list(get_grid("smoke"))[:3]
+    ['dense', 'low', 'high']
+
+    Args:
+        name: The name of a grid; a TOML file (`own`); or a folder of configurations, one per
+            schedule, in the order of their grid if `regimes tune` wrote them, else by name.
+
+    Raises:
+        ConfigError: there is no such grid; the error names the nearest one.
     """
     if own.is_file(name):
         return own.read_grid(name, get_preset)

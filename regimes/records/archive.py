@@ -103,16 +103,20 @@ def unpack_records(place: str | Path) -> Iterator[Path]:
 
 
 def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
-    """Every run in or under some folders, or in archives by ``pack_records``.
+    """Reads every run in or under some folders, or in archives that ``regimes pack`` wrote.
 
-    Runs of one name that are not seeds of the same experiment get names of their own; see
+    If runs of one name are not seeds of the same experiment, they get names of their own; see
     `experiment.separate_experiments`.
 
     Args:
-        where: conditions that a run fulfils, e.g. ``["optimizer.lr=0.4"]``; see `select`.
+        folders: Folders or archives.
+        where: Conditions that a run fulfils, such as ``["optimizer.lr=0.4"]``; see `select`.
+
+    Returns:
+        The runs, as a list of `Record`.
 
     Raises:
-        RecordError: no run, a damaged one, or two runs of one experiment and seed.
+        RecordError: there is no run, one is damaged, or two runs have one experiment and seed.
     """
     runs: list[Record] = []
     for place in folders:

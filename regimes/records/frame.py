@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @check_arguments(error=RecordError)
 def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False) -> pd.DataFrame:
-    """The epochs of all runs in one table.
+    """Puts the epochs of all runs into one table.
 
     Args:
-        folders: as of `load_all`.
-        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
-        layers: one row per run, epoch and layer (`Record.layers`), in place of one per run and
+        folders: Folders or archives, as of `load_all`.
+        where: Only runs for which this holds, such as ``["optimizer.lr=0.4"]``.
+        layers: One row per run, epoch and layer (`Record.layers`), in place of one per run and
             epoch (`Record.epochs`).
 
     Returns:
-        The columns "schedule" and "seed", and the columns of the runs' tables; a value that a run
-        lacks is nan.
+        A table with the columns "schedule" and "seed", and the columns of the runs' tables. A value
+        that a run lacks is nan.
 
     Raises:
-        ConfigError: no folder.
+        ConfigError: no folder is given.
         RecordError: as of `load_all`.
     """
     require(bool(folders), "folders", folders, "one or more")

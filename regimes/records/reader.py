@@ -33,17 +33,20 @@ IN_EVERY_ROW = ("train_loss", "test_loss", "metric", "floats", "bytes")
 
 @dataclass(frozen=True, repr=False)
 class Record:
-    """A run read back.
+    """Holds a run that was read back.
 
     Attributes:
-        header: ``run.json`` (keys "config", "layers", "code", "machine", ...).
-        rows, details: the lines of ``epochs.jsonl`` and ``instruments.jsonl`` as they are, to be
-            read only: equal columns of successive rows are one list.
-        processes: of a run on several processes, per epoch the seconds of each by purpose:
-            ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
-        clock: the seconds of each epoch by purpose.
-        variant: how the run differs from others of its name that were read with it, see
-            `experiment.separate_experiments`; empty if there are none.
+        folder: The folder that was read.
+        header: The content of ``run.json``, with the keys "config", "layers", "code", "machine" and
+            others.
+        rows: The lines of ``epochs.jsonl`` as they are. Only read them: equal columns of successive
+            rows are one list.
+        details: The lines of ``instruments.jsonl``, likewise.
+        processes: The seconds of each process by purpose, per epoch, for a run on several
+            processes: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
+        clock: The seconds of each epoch by purpose.
+        variant: How the run differs from others of its name that were read with it, see
+            `experiment.separate_experiments`. Empty if there are none.
     """
 
     folder: Path
@@ -171,7 +174,20 @@ class Record:
 
 @check_arguments(error=RecordError)
 def load(folder: str | Path) -> Record:
-    """Read one run."""
+    """Reads one run.
+
+    >>> record = load("data/reference/small.tar.xz")  # doctest: +SKIP
+
+    Args:
+        folder: The folder of the run, or an archive of it.
+
+    Returns:
+        The record; ``record.epochs`` has a row per epoch, and ``record.layers`` a row per epoch and
+        layer.
+
+    Raises:
+        RecordError: there is no run, there are several, or the record violates the schema.
+    """
     folder = Path(folder)
     header = read_header(folder)
     rows = read_rows(folder, header)

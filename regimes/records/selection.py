@@ -178,8 +178,18 @@ def last_metric(run: Record, last: int = 3) -> float:
 
 @check_arguments(error=RecordError)
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
-    """One row per run: name, seed, metric (mean of the tests after the ``last`` epochs, see
-    `last_metric`), total floats, bytes and seconds."""
+    """Makes a table with one row per run.
+
+    Args:
+        runs: The runs.
+        last: The number of last epochs of which the metric is the mean (see `last_metric`).
+
+    Returns:
+        A table with the columns name, seed, metric, and the run's total floats, bytes and seconds.
+
+    Raises:
+        RecordError: a run has not ended.
+    """
     import numpy as np
     import pandas as pd
 

@@ -29,9 +29,11 @@ ROOMS = (
     *("findings", "cost", "campaign"),
 )
 NAMES = {  # of commands that are not called like their files
+    "equal_epochs": "equal-epochs",
     "error_per_float": "rivals",
     "figure18_20": "levels",
     "lost_time": "lost-time",
+    "norm_hessian": "norm-hessian",
     "usable": "mechanism",
     "yoked": "controls",
 }

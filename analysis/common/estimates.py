@@ -21,7 +21,7 @@ Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]
 WITHIN: dict[str, Range] = {  # what a mean can be, by column: its interval ends there
     **dict.fromkeys(("critical", "jaccard", "auc", "overlap"), (0.0, 1.0)),
-    **dict.fromkeys(("kappa", "spearman", "rank", "after"), (-1.0, 1.0)),
+    **dict.fromkeys(("kappa", "control", "spearman", "rank", "after"), (-1.0, 1.0)),
     "accuracy": (0.0, 100.0),
 }
 

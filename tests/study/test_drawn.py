@@ -107,6 +107,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "criticality": ("criticality", "harm-lm"),
     "curves": ("curves", "lm-demo"),
     "bands": ("detectors", "small-signals"),
+    "equal-epochs": ("equal-epochs", None),
     "edge": ("edge", "rates-edge", (), means),
     "lasso": ("lasso", None, SMALL),
     "law": ("law", "harm-lm"),

@@ -37,6 +37,7 @@ NORM, TOP = "norm", "eigenvalue"
 SCHEDULES = ("signals", "low", "rank 4", "dense")  # the first with an eigenvalue
 RULES = ("the paper's rule", "equal counts, relative", "equal counts, absolute")
 COUNTED = ("kappa", "gain")
+CELLS = {"kappa": mean("kappa", ".2f"), "control": lambda row: f"{row['control']:.2f}"}
 COLUMNS = {
     "records": word("records"),
     "schedule": word("schedule"),
@@ -97,7 +98,7 @@ def _by_counts(run: Record, rule: str) -> tuple[float, float]:
     except RecordError:  # too few epochs have a score
         return math.nan, math.nan
     rows = unforced.pairs({run.seed: scores})
-    by = {frozenset((row.a, row.b)): float(row.kappa) for row in rows.itertuples()}  # type: ignore[attr-defined,arg-type]
+    by = {frozenset((row.a, row.b)): float(row.kappa) for row in rows.itertuples()}  # type: ignore[arg-type]
     return by[frozenset((NORM, TOP))], by[frozenset((TOP, FIRST))]
 
 
@@ -120,14 +121,20 @@ def table(named: dict[str, Iterable[Record]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def count_above(rows: pd.DataFrame) -> list[int]:
+    """In how many rows the norm is shown to agree with the eigenvalue better than by chance, and
+    better than the control."""
+    found = rows.to_dict("records")
+    return [sum(MeanInterval.at(row, name).is_above(0) for row in found) for name in COUNTED]
+
+
 def answer(rows: pd.DataFrame) -> str:
-    """In how many of the rows the norm is shown to agree with the eigenvalue better than chance,
-    and better than the control."""
-    above = [sum(MeanInterval.at(r, c).is_above(0) for _, r in rows.iterrows()) for c in COUNTED]
+    """`count_above`, in a sentence."""
+    chance, control = count_above(rows)
     return (
         f"Of {len(rows)} pairs of a setting and a rule the norm is shown to agree with the "
-        f"eigenvalue better than by chance in {above[0]}, and better than a control that reads "
-        f"nothing in {above[1]}."
+        f"eigenvalue better than by chance in {chance}, and better than a control that reads "
+        f"nothing in {control}."
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,8 @@ from . import published
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BINS = ((0, 2), (2, 5), (5, 10), (10, 15), (15, 20), (20, 30), (30, 60), (60, 100), (100, 150))
-BINS += ((150, 160), (160, 200), (200, 250), (250, 300))  # epochs, whose mean is a point
+ENDS = (0, 2, 5, 10, 15, 20, 30, 60, 100, 150, 160, 200, 250, 300)
+BINS = tuple(pairwise(ENDS))  # epochs, whose mean is a point
 DECAY = 150  # the authors' first
 SMOOTH = 5  # epochs of a running mean, from which clocks are read
 FIRST = 5  # clocks of earlier epochs depend on the warm-up
@@ -60,7 +61,8 @@ def of_authors() -> pd.DataFrame:
     levels = frame[frame["schedule"] != "accordion"]
     ranks = levels.drop_duplicates([*published.KEYS, "schedule"]).set_index(published.KEYS)
     names = {}
-    for (data, model, compressor), group in ranks.groupby(level=published.KEYS):
+    for key, group in ranks.groupby(level=published.KEYS):
+        data, model, compressor = map(str, key)
         both = group.set_index("schedule")["level"].str.removeprefix("rank ")
         words = f"{SPOKEN.get(model, model)}, {SETS.get(data, data)}"
         names[data, model, compressor] = f"{words} ({both['low']}, {both['high']})"
@@ -125,7 +127,7 @@ def differences(curves: pd.DataFrame) -> pd.DataFrame:
             if len(gaps):
                 begin, end = inside["epoch"].min(), inside["epoch"].max()
                 at = {"first": begin, "last": end, "at": math.sqrt((begin + 1) * (end + 1))}
-                row = {"whose": whose, "network": network, "schedule": schedule, **at}
+                row = {"whose": whose, "network": network, "schedule": schedule, "bin": first, **at}
                 rows.append({**row, "n": len(gaps), "points": float(gaps.mean())})
     return pd.DataFrame(rows)
 
@@ -185,7 +187,7 @@ def figure(curves: pd.DataFrame) -> style.Drawing:
             for i, ((whose, network), rows) in enumerate(
                 shown.groupby(["whose", "network"], sort=False)
             ):
-                _draw(ax, rows, network, whose == "ours", i)
+                _draw(ax, rows, str(network), whose == "ours", i)
             ax.set_xscale("log")
             ax.set_xticks([1, 3, 10, 30, 100, 300], ["1", "3", "10", "30", "100", "300"])
             ax.minorticks_off()
@@ -227,7 +229,7 @@ def _title(numbers: pd.DataFrame) -> str:
     """How far ACCORDION is below low compression in epochs 20 to 29 of the authors' logs, and in
     the end of the longest."""
     theirs = numbers[(numbers["whose"] == "authors") & (numbers["schedule"] == "accordion")]
-    early = theirs[theirs["first"] == 20]["points"]
+    early = theirs[theirs["bin"] == 20]["points"]
     ends = theirs.groupby("network")["points"].last()
     below = int((early < 0).sum())
     return (

@@ -23,7 +23,7 @@ def test_the_authors_networks_at_equal_epochs() -> None:
     logs = logs[(logs["compressor"] == "powersgd") & logs["epoch"].between(20, 29)]
     by = logs.groupby(["data", "model", "level"])["value"].mean().mul(100)
     found = differences(of_authors())
-    found = found[(found["first"] == 20) & (found["schedule"] == "accordion")]
+    found = found[(found["bin"] == 20) & (found["schedule"] == "accordion")]
     found = found.set_index("network")["points"]
     for network, data, model, low in (
         ("ResNet-18, CIFAR-10 (2, 1)", "cifar10", "resnet18", "rank 2"),

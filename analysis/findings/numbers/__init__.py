@@ -2,6 +2,7 @@
 
 from ..sources import number_functions
 from . import (
+    authors,
     choices,
     clocks,
     compressors,
@@ -16,6 +17,7 @@ from . import (
 )
 
 NUMBERS = number_functions(
+    authors,
     differences,
     tournaments,
     ladders,

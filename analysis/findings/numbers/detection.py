@@ -10,12 +10,20 @@ from regimes.detectors import NormChange
 from regimes.plotting.groups import compressed_layers
 from regimes.replay.detect import bench_detectors
 
-from ...detection import agreement, unforced
+from ...common.estimates import Cell, Row, as_table, word
+from ...detection import agreement, norm_hessian, unforced
 from ...detection.unforced import RELATIVE, Change
-from ...paper import figure3
 from ..sources import number, records, row_of
 from ..values import Interval, mean_of
 
+SETTINGS = {  # of the table of norm and Hessian
+    "detection-signals-smoke": "digits, rank 2's own rate",
+    "smoke-signals": "digits, one rate for all",
+    "small-signals": "3,000 images, one rate for all",
+    "small-signals-own": "3,000 images, rank 4's own rate",
+    "cifar10-resnet20": "all of CIFAR-10, ResNet-20",
+    "detection-signals-lm": "a text, rank 2's own rate",
+}
 TOP, SIGNALS = unforced.REFERENCE, "detection-signals-smoke"
 
 
@@ -87,14 +95,6 @@ def rule_kappa(a: str, b: str, granularity: str = "epoch") -> dict[str, float]:
 
 
 @number
-def rule_agreement(source: str, a: str, b: str) -> Interval:
-    """Kappa of two columns of Figure 3, with an interval of 3 epochs and eta 0.5."""
-    _, rows = figure3.agreement([*records(source)], 3, 0.5)
-    row = row_of(rows, a=a, b=b)
-    return Interval(row["kappa"], row["kappa_ci_low"], row["kappa_ci_high"])
-
-
-@number
 def low_from_start(source: str, arm: str, interval: int) -> int:
     """For how many epochs from the start the paper's rule, replayed on the norms of an arm's runs,
     sends low compression in every compressed layer; of the run in which it departs first. Up to
@@ -111,3 +111,41 @@ def low_from_start(source: str, arm: str, interval: int) -> int:
                 kept = itertools.takewhile(lambda critical: critical is not False, verdicts)
                 counts.append(1 + sum(1 for _ in kept))
     return min(counts)
+
+
+# -- by every rule ---------------------------------------------------------------------------
+
+
+def _by_rules() -> pd.DataFrame:
+    return norm_hessian.table({name: records(name) for name in SETTINGS})
+
+
+@number
+def norm_hessian_counts() -> dict[str, int]:
+    """Of how many pairs of a setting and a rule the norm's kappa is above 0, and above that of a
+    control that reads nothing."""
+    rows = _by_rules()
+    chance, control = norm_hessian.count_above(rows)
+    return {"rows": len(rows), "chance": chance, "control": control}
+
+
+@number
+def norm_hessian_table() -> str:
+    """Kappa of norm and eigenvalue by setting and rule, with the control's in each second
+    column."""
+    rows = _by_rules()
+
+    def cell(rule: str, column: str) -> Cell:
+        def text(row: Row) -> str:
+            found = row_of(rows, records=row["records"], rule=rule)
+            return norm_hessian.CELLS[column](found)
+
+        return text
+
+    columns: dict[str, Cell] = {"setting": lambda row: SETTINGS[row["records"]], "n": word("n")}
+    for rule in norm_hessian.RULES:
+        columns |= {
+            rule: cell(rule, "kappa"),
+            f"control{' ' * len(columns)}": cell(rule, "control"),
+        }
+    return as_table(rows.drop_duplicates("records"), columns).markdown()

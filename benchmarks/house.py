@@ -170,11 +170,12 @@ def layouts(every: Sequence[Definition]) -> list[Definition]:
     functions of `regimes.job.state`."""
     found = named(
         "SharedState",  # a run's checkpoint
+        "Job.lay_out_state",  # of one process of any job
         *("StateCodec.save", "StateCodec.save_state"),  # of one process of a hook
         *("StateCodec.collect", "StateCodec.collect_states"),  # of all processes, in one file
         "ShardedState",  # in the layout of torch.distributed.checkpoint
         "LocalSteps.state_dict",  # of one process of local steps
-        "ProcessState",  # in the layout of torch.distributed.checkpoint
+        *("ProcessState", "ProcessStates"),  # in the layout of torch.distributed.checkpoint
         # for a replica that joins
         *("HookQuorum.save", "Membership.save", "Membership.save_for_replica"),
     )(every)

@@ -87,7 +87,7 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/local/": ("own_loop",),
     "regimes/monitor/doctor.py": ("group_doctor",),
     "regimes/training/gradients.py": ("exchange",),
-    "regimes/training/step.py": ("exchange",),
+    "regimes/training/losses.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),
     "regimes/training/loop.py": ("reporters", "faults", "ends"),
     "regimes/training/termination.py": ("faults", "ends"),

@@ -20,6 +20,7 @@ from regimes.job.clock import Clock
 from regimes.presets import get_preset
 from regimes.training.build import prepare_run
 from regimes.training.gradients import set_gradients
+from regimes.training.loop import Minibatch, take_step
 
 SETTINGS = [
     "policy=static",
@@ -33,7 +34,7 @@ SETTINGS = [
 def ours(measured: bool) -> Callable[[], None]:
     """A step as the trainer takes it."""
     run = prepare_run(override(get_preset("lm-small"), [*SETTINGS, "device=cpu"]))
-    x, y = next(iter(run.batches.epoch(0, run.world.hosted)))
+    batch = Minibatch(0, 0, 0, 1e-4, False, *next(iter(run.batches.epoch(0, run.world.hosted))))
     levels: list[Any] = [
         run.level_value("low") if layer.compressed else "dense" for layer in run.layers
     ]
@@ -41,7 +42,7 @@ def ours(measured: bool) -> Callable[[], None]:
     optimizer.lr = 1e-4
 
     def step() -> None:
-        updates, loss, *_ = run.step.take_step(x, y, 0, 0, levels, clock)
+        updates, loss, *_ = take_step(run.gradients, run.exchange, batch, levels, clock)
         loss.item()
         if measured:
             run.panel.step(run.gradients.stack, updates)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from regimes.collectives.sharded_models import saved_names
 from regimes.compression.scatter import QuantisedScatter
-from regimes.ddp.sharded_state import pack_state, unpack_state
-from regimes.errors import ConfigError
 from regimes.job.move_residuals import Residuals, residuals_for
-from regimes.job.refit import damage_refused, list_names, refuse_state
+from regimes.job.process_states import ProcessStates
+from regimes.job.refit import list_names, refuse_state
 from regimes.job.state import (
     State,
     by_layer,
@@ -30,71 +27,12 @@ from regimes.precision import full_precision
 if TYPE_CHECKING:
     from regimes.ddp.hook import Hook
 
-_PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+)/\d+$")
 
+class DividedState(ProcessStates):
+    """Where another number of processes has saved it, each one also takes over what it owns of the
+    sums of a unit under way, and the layers have other shapes."""
 
-class DividedState:
-    """A ``Stateful`` of DCP: each process's state as bytes, and in an entry of its own what the
-    process owes (its residuals), which may be as large as the whole model.
-
-    Loaded on as many processes the job goes on bit for bit. On another number, which needs
-    ``saved``, each process takes over a part of what the saved ones owe, such that the mean over
-    processes is preserved; and what it owns of the sums of a unit under way.
-
-    Attributes:
-        processes: how many have saved the checkpoint that is loaded next; once it is loaded, the
-            number of the job.
-    """
-
-    def __init__(self, hook: Hook, branch: bool = False, saved: Any = None) -> None:
-        self.hook, self.branch = hook, branch
-        self.processes = hook.world.processes if saved is None else _saved_processes(saved)
-
-    def state_dict(self) -> dict[str, bytes]:
-        """The entries of this process. To load those of another number of processes: their names,
-        empty, because DCP loads the entries that it finds here."""
-        world, count = self.hook.world, self.processes
-        if count != world.processes:
-            names = [_entry_name("process", count, i) for i in range(count)]
-            return dict.fromkeys(
-                [*names, *(_entry_name("owed", count, i) for i in self._saved_sources())], b""
-            )
-        state = self.hook.state_dict()
-        owed = get_column(own_part(state)["layers"], "residual")
-        rest = _with_residuals(state, dict.fromkeys(owed))
-        found = {"process": pack_state(rest), "owed": pack_state(owed)}
-        return {_entry_name(what, count, world.rank): data for what, data in found.items()}
-
-    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
-        """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
-        its optimiser have their own states again.
-
-        Raises:
-            ConfigError: as ``load_state_dict`` of the hook.
-        """
-        world, count = self.hook.world, self.processes
-        with damage_refused():
-            if count == world.processes:
-                owed = unpack_state(saved[_entry_name("owed", count, world.rank)])
-                state = unpack_state(saved[_entry_name("process", count, world.rank)])
-                state = _with_residuals(state, owed)
-            else:
-                states = [
-                    unpack_state(saved[_entry_name("process", count, i)]) for i in range(count)
-                ]
-                owed_by = {
-                    i: unpack_state(saved[_entry_name("owed", count, i)])
-                    for i in self._saved_sources()
-                }
-                state = self._regroup_states(states, owed_by)
-        self.hook.load_state_dict(state, branch=self.branch)
-        self.processes = world.processes
-
-    def _saved_sources(self) -> range:
-        """The saved processes from which this one takes over what they owe."""
-        rank, processes = self.hook.world.rank, self.hook.world.processes
-        first, stop = rank * self.processes, (rank + 1) * self.processes
-        return range(first // processes, -(-stop // processes))
+    job: Hook
 
     def _regroup_states(self, states: Sequence[State], owed_by: Mapping[int, Residuals]) -> State:
         """The state of this process, from the states of another number of processes.
@@ -102,7 +40,7 @@ class DividedState:
         Args:
             owed_by: the residuals of those saved processes from which this one takes over.
         """
-        world, layers, first = self.hook.world, self.hook.layers, states[0]
+        world, layers, first = self.job.world, self.job.layers, states[0]
         was = get_column(first["layers"], "shape")
         if unmatched := was.keys() ^ {layer.name for layer in layers}:
             refuse_state(f"{list_names(sorted(unmatched))} is trained by one of the two jobs alone")
@@ -133,7 +71,7 @@ class DividedState:
     def _layer_shape(self, layer: int, processes: int) -> list[int]:
         """The shape of a layer where so many processes divide the model."""
         if not self._of_parts:
-            return [*self.hook.layers[layer].shape]
+            return [*self.job.layers[layer].shape]
         return [processes, self._layer_layout(layer).with_shards(processes).owned_size]
 
     def _to_numbers(self, layer: int, residual: Tensor | None) -> Tensor | None:
@@ -158,44 +96,18 @@ class DividedState:
         layout = self._layer_layout(layer)
         return layout.own_row(
             layout.with_shards(len(rows)).to_parameters(torch.stack(list(rows))),
-            self.hook.world.rank,
+            self.job.world.rank,
         )
 
     def _layer_layout(self, layer: int) -> Any:
-        source: Any = self.hook.source
+        source: Any = self.job.source
         return source.layouts[layer]
 
     @property
     def _of_parts(self) -> bool:
         """Is a residual of the parts of owners, whose shapes depend on the number of processes?"""
-        return isinstance(self.hook.chosen.compressor, QuantisedScatter)
+        return isinstance(self.job.chosen.compressor, QuantisedScatter)
 
     @property
     def _quantiser(self) -> QuantisedScatter:
-        return cast(QuantisedScatter, self.hook.chosen.compressor)
-
-
-def _saved_processes(saved: Any) -> int:
-    """How many processes have saved a checkpoint.
-
-    Args:
-        saved: its folder, or a ``StorageReader`` of ``torch.distributed.checkpoint``.
-
-    Raises:
-        ConfigError: it holds no such state of a hook, or cannot be read.
-    """
-    found = {int(match[1]) for name in saved_names(saved) if (match := _PROCESS_ENTRY.search(name))}
-    if len(found) != 1:
-        raise ConfigError(
-            f"saved: {saved} has no state of a hook with shards=: save hook.sharded_state() in it"
-        )
-    return found.pop()
-
-
-def _entry_name(what: str, processes: int, process: int) -> str:
-    return f"{what}/{processes}/{process}"
-
-
-def _with_residuals(state: State, residuals: Residuals) -> State:
-    """The state of one process with these residuals."""
-    return {**state, "parts": [{**own_part(state), "layers": by_layer(residual=residuals)}]}
+        return cast(QuantisedScatter, self.job.chosen.compressor)

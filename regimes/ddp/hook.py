@@ -8,10 +8,11 @@ the model's group do the same with the same configuration; the first bucket of e
 from __future__ import annotations
 
 import atexit
+import copy
 import sys
 import warnings
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, SupportsFloat, cast
@@ -19,34 +20,31 @@ from typing import Any, SupportsFloat, cast
 from torch import Tensor
 
 from regimes.collectives.agreement import Weights
-from regimes.collectives.layers import Layer
-from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.compression.traffic import check_order, costs_per_step
+from regimes.compression.traffic import check_order
 from regimes.config import DENSE
 from regimes.ddp.divided_state import DividedState
 from regimes.ddp.loss_scale import LossScale
+from regimes.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
 from regimes.ddp.sharded_state import ShardedState
-from regimes.ddp.state import Fitted, StateCodec
+from regimes.ddp.state import StateFit
 from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, RegimesError, TrainingError
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
+from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
-from regimes.job.job import Job
+from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions
-from regimes.job.refit import damage_refused
+from regimes.job.refit import Fitted, damage_refused, describe_compressor
 from regimes.job.run_warnings import run_warnings
-from regimes.job.saved_units import with_all_units
 from regimes.job.schedule import UnitSchedule
-from regimes.job.set_level import as_set
-from regimes.job.state import State, check_format, get_column
+from regimes.job.state import State, by_layer, get_column, own_part
 from regimes.job.weights import AttachedWeights
 from regimes.policies import Decision
-from regimes.policies.controller import Controller, Levels
-from regimes.policies.history import level_costs
+from regimes.policies.controller import Levels
 from regimes.precision import full_precision
 from regimes.records import Header
 
@@ -55,7 +53,7 @@ _LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
 MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
-class Hook(Job):
+class Hook(AttachedJob):
     """Made by ``attach``; one per model and process.
 
     Attributes:
@@ -64,6 +62,8 @@ class Hook(Job):
             with ``close``.
         sends_at_end: whether the end of a unit contains a collective.
     """
+
+    checks_reasons = False  # a row that cannot be written must not end the script's job
 
     def __init__(
         self,
@@ -91,7 +91,10 @@ class Hook(Job):
         super().__init__(source.make_world(timeout), layers, schedule)
         world, self.summarizes = self.world, summarizes
         check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
-        self.chosen, self.controller = chosen, _make_controller(chosen, layers, world)
+        self.chosen, self.by_process = chosen, made.by_process
+        self.controller = self.make_controller(
+            chosen.policy, chosen.signal, (chosen.compressor, chosen.levels)
+        )
         world.meter.dtype = full_precision(source.local[0].new_empty(0)).dtype
         self.reducer = Reducer(chosen.compressor, world.local_layers(layers), world, seed)
         needs = chosen.policy.needs
@@ -148,10 +151,6 @@ class Hook(Job):
         """The level that each layer has now; "dense" for those that are never compressed."""
         return dict(zip((layer.name for layer in self.layers), self.decided.names, strict=True))
 
-    @property
-    def _codec(self) -> StateCodec:
-        return StateCodec(self, self.chosen, self.steps, self.controller)
-
     # -- what a script calls -----------------------------------------------------------------
 
     def epoch_end(
@@ -185,7 +184,7 @@ class Hook(Job):
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
                 "epoch, after the training steps (backward under no_sync() reduces nothing)"
             )
-        return self._finish_unit(*schedule.named_rates(lr, next_lr))
+        return self._finish_unit(schedule.named_rates(lr, next_lr))
 
     def close(self) -> None:
         """End the record; all processes call this, or none: when Python ends, it ends as well.
@@ -210,7 +209,7 @@ class Hook(Job):
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
         self.steps.take_back()
-        return self._codec.save_state(self.levels)
+        return self._save_state()
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
         """Continue where ``saved`` was taken; all processes call this.
@@ -230,28 +229,7 @@ class Hook(Job):
                 ``branch``, of another compressor or value of a level, or lacks statistics that
                 the policy reads; with it, of other layers or from within a unit.
         """
-        self.world.guard.enter_call("load_state_dict()")
-        check_format(saved)
-        state = with_all_units(saved, self.world, self.recorder)
-        self._continue_from(self._codec.fit_state(state, branch))
-
-    def full_state_dict(self) -> dict[str, Any] | None:
-        """The states of all processes in one, on process 0 (None on the others). Any number of
-        processes can continue from it. All processes call this. Its tensors are on the CPU;
-        ``torch.load(weights_only=True)`` reads it back.
-
-        Statistics other than the norm cannot be saved within a unit. A counted unit that has had
-        all its steps therefore ends here, and not with the next step: call this after
-        ``scheduler.step()``.
-
-        Raises:
-            ConfigError: as ``state_dict`` does, on all processes.
-        """
-        self.steps.take_back()
-        self.world.guard.enter_call("full_state_dict()")
-        if not self._codec.within_unit and self.schedule.is_over(self.steps.in_unit):
-            self._finish_unit(*self.schedule.unit_rates())
-        return self._codec.collect_states(self.levels)
+        self._load_own(saved, branch)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None, *, branch: bool = False) -> None:
         """Continue where ``full`` was taken; all processes call this, and process 0 passes what
@@ -268,30 +246,28 @@ class Hook(Job):
             ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
                 processes, it was saved within an epoch and the signal is not "update".
         """
-        self.world.guard.enter_call("load_full_state_dict()")
-        self._continue_from(self._codec.scatter_states(full, branch))
+        self._load_full(full, branch)
 
     def sharded_state(
         self, *, branch: bool = False, saved: Any = None
-    ) -> ShardedState | DividedState:
-        """The state of a hook on a sharded model, an object for ``torch.distributed.checkpoint``:
-        save and load it with the model, on all processes.
+    ) -> ProcessStates | ShardedState:
+        """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
+        it with the model, on all processes.
 
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
                 ``load_state_dict``.
             saved: the folder of the checkpoint to load, or its ``StorageReader``; needed where
-                another number of replicas (with ``shards``: of processes) has saved it. The
+                another number of replicas (of DDP, and with ``shards``, of processes) has saved it.
+                The
                 residuals are then divided such that their mean is preserved; without ``saved``
                 torch raises "Missing key".
 
         Raises:
-            ConfigError: the model is not sharded, or ``saved`` is no checkpoint of a hook.
+            ConfigError: ``saved`` is no checkpoint of a hook.
         """
         if self.source.mesh is None:
-            raise ConfigError(
-                "sharded_state: this model is not sharded: save full_state_dict() instead"
-            )
+            return ProcessStates(self, branch, saved)
         if self.world.divided:  # the parts of FSDP2's own collectives
             return DividedState(self, branch, saved)
         return ShardedState(self, branch, saved)
@@ -302,11 +278,7 @@ class Hook(Job):
         """Begin a step, and end the last unit if it is over. Runs on every process, when the first
         bucket of a backward pass is full."""
         steps = self.steps.in_unit
-        if self.schedule.is_over(steps):
-            self._finish_unit(*self.schedule.unit_rates())
-        self._write_rows()
-        if not self.steps.in_unit:
-            self.schedule.begin_unit()
+        self._turn_unit(steps)
         if self.reducer.reads_rates:
             self.reducer.rates = self.schedule.rates_of(self._attached)
         # Here, in the thread of backward: the one that sends the buckets would see steps that an
@@ -316,7 +288,7 @@ class Hook(Job):
         if waits and steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._describe_no_end(), stacklevel=2)
 
-    def _finish_unit(self, lr: float, next_lr: float) -> dict[str, Decision]:
+    def _finish_unit(self, rates: tuple[float, float] | None = None) -> dict[str, Decision]:
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
         steps = self.steps
@@ -340,7 +312,7 @@ class Hook(Job):
             readings = self.panel.read(len(self.rows)) if seen else Readings()
         self._end_unit(
             (steps.in_unit, steps.total),
-            (lr, next_lr),
+            rates or self.schedule.unit_rates(),
             readings,
             self.decided,
             steps.clock.seconds,
@@ -348,6 +320,11 @@ class Hook(Job):
         )
         steps.restart_unit()
         return self._decide_next()
+
+    def _end_due_unit(self) -> None:
+        self.steps.take_back()
+        if not self._saves_within_unit and self.schedule.is_over(self.steps.in_unit):
+            self._finish_unit()
 
     def _residuals(self) -> list[Tensor | None]:
         """The residual of each layer, in units of the shared gradient, which is a mean, and of the
@@ -368,15 +345,8 @@ class Hook(Job):
         return self.chosen.levels.keys()
 
     def _decide_next(self) -> dict[str, Decision]:
-        self._use_levels(self._decide_levels())
+        self._use_levels(self._plan_unit().levels)
         return {self.layers[i].name: d for i, d in self.decided.decisions.items()}
-
-    def _decide_levels(self) -> Levels:
-        """What the policy decides, or the script has set."""
-        decided = self.controller.decide(self._policy_history(self.controller))
-        return as_set(
-            self.set_before or self.set, len(self.rows), decided, self.controller.compressed
-        )
 
     def _use_levels(self, decided: Levels) -> None:
         self.decided, values = decided, {DENSE: DENSE, **self.chosen.levels}
@@ -408,6 +378,70 @@ class Hook(Job):
         when = f"unit {unit}" if unit >= 0 else "attach()"
         return self.weights.read(when, may_move=self.source.follows)
 
+    # -- state -------------------------------------------------------------------------------
+
+    @property
+    def _saves_within_unit(self) -> bool:
+        """Whether the gauges can be saved within a unit. The norms can: their running sums are
+        saved apart."""
+        gauges = self.panel.gauges.items()
+        return all(
+            name == "norms" or getattr(gauge, "saves_within_unit", False) for name, gauge in gauges
+        )
+
+    def _save_state(self, whole: bool = False) -> State:
+        """See ``state_dict``.
+
+        Args:
+            whole: save the rows of all units, including those already written to the record.
+        """
+        steps, counted = self.steps, self.schedule.steps
+        if steps.in_unit and not self._saves_within_unit:
+            raise ConfigError(
+                f"state_dict: {', '.join(self.panel.gauges)} cannot be saved within an epoch: "
+                + (
+                    f"save with full_state_dict() after a multiple of {counted} steps"
+                    if counted
+                    else "call it right after epoch_end"
+                )
+            )
+        steps.show_held()
+        memories, residuals = self.reducer.state_dict()
+        shared = {
+            **({"devices": self.world.shards} if self.world.node else {}),
+            "compressor": describe_compressor(self.chosen.compressor),
+            "gauges": self.panel.state_dict(),  # by instrument
+            "steps": [steps.in_unit, steps.finite_in_unit],  # of the unit under way
+            "total": steps.total,  # steps of the job
+            "values": self.chosen.values,  # by name of a level
+            "lr": self.schedule.lr,
+            "seconds": {} if self.recorder is None else dict(steps.clock.seconds),
+            "branched": self.branched,  # units of the trunk
+            **self._job_state(whole),
+            **steps.state_dict(),
+        }
+        table, own = {"memory": memories, "level": self.levels}, self._own_state()
+        # of a device of a node the memories are its own, too
+        apart = {"memory": memories} if devices_of(self.world) > 1 else {}
+        own |= {"layers": by_layer(residual=residuals, **apart)}
+        state = copy.deepcopy(self.lay_out_state(table, shared, own))
+        owed = get_column(state["parts"][0]["layers"], "residual")
+        for residual, scale in zip(owed.values(), self.reducer.scales, strict=True):
+            if residual is not None and scale != 1:
+                residual /= scale  # in units of the unscaled loss
+        return state
+
+    def _join_states(self, states: Sequence[State]) -> State:
+        return join_devices(super()._join_states(states))
+
+    def _divide_worker(self, state: State) -> State:
+        with damage_refused():
+            check_devices(state, self.world)
+            return divide_devices(state, self.world, self.layers, self.reducer.compressors)
+
+    def _fit(self, saved: Any, branch: bool) -> Fitted:
+        return StateFit(self, self.chosen, self.steps).fit_state(saved, branch)
+
     def _continue_from(self, fitted: Fitted) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
         check is damaged, the hook is put back, unless it is within an epoch that cannot be
@@ -416,7 +450,7 @@ class Hook(Job):
         self.steps.forget_step()
         before = None
         with suppress(ConfigError):
-            before = self._codec.fit_state(self._codec.save_state(self.levels, whole=True)).state
+            before = self._fit(self._save_state(whole=True), False).state
         try:
             with damage_refused():
                 self._restore_state(fitted.state)
@@ -429,14 +463,25 @@ class Hook(Job):
         self.continued, self.record_opened = True, False
 
     def _restore_state(self, fitted: State) -> None:
-        self._codec.restore_state(fitted)
+        steps = self.steps
+        residuals = get_column(own_part(fitted)["layers"], "residual")
+        self.reducer.load_state_dict(get_column(fitted["layers"], "memory"), residuals)
+        self.reducer.to(self.world.device)
+        steps.load_state_dict(fitted)
+        steps.restart_unit()
+        steps.clock.seconds |= fitted["seconds"]
+        steps.in_unit, steps.finite_in_unit = fitted["steps"]
+        steps.total = fitted["total"]
+        self.panel.load_state_dict(fitted["gauges"])
+        self.schedule.lr = fitted["lr"]
+        self._restore_job(fitted)
         self.branched = fitted["branched"]
         if self.branched == len(self.rows):  # a branch begins here: its own policy decides
             self._decide_next()
             return
         levels = get_column(fitted["layers"], "level")
         names = [levels[layer.name] for layer in self.layers]
-        decided = self._decide_levels()
+        decided = self._plan_unit().levels
         if self.branched is not None and self.branched > len(self.rows):
             # the trunk's last unit is over but for its row: its levels are not this policy's
             decided = Levels(names, [None] * len(names), {})
@@ -474,7 +519,7 @@ class Hook(Job):
         self.steps.take_back()
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
-            self._finish_unit(*self.schedule.unit_rates())
+            self._finish_unit()
         apart: RegimesError | None = None
         if together and not why and self.steps.total:
             try:
@@ -506,14 +551,6 @@ class Hook(Job):
         recorder = getattr(self, "recorder", None)  # none where ``__init__`` has raised early
         if recorder is not None and recorder.writer is not None:
             self._end_job(together=False)
-
-
-def _make_controller(chosen: Choice, layers: list[Layer], world: World) -> Controller:
-    """Applies the policy to the layers that are compressed."""
-    compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-    per_step = costs_per_step(chosen.compressor, layers, chosen.levels, world.workers, world.shards)
-    names, costs = [layer.name for layer in layers], level_costs(per_step, compressed)
-    return Controller(chosen.policy, names, compressed, chosen.signal, costs)
 
 
 def _at_exit(reference: weakref.ref[Hook]) -> None:

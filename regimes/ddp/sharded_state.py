@@ -8,10 +8,9 @@ replica: the record's pending rows are there.
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from regimes.collectives.sharded_models import local_part, saved_names, sharded_
 from regimes.compression.bucket import restart_memories
 from regimes.errors import ConfigError
 from regimes.job.move_residuals import Residuals, residuals_for
+from regimes.job.process_states import pack_state, unpack_state
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import (
     Part,
@@ -70,7 +70,7 @@ class ShardedState:
         hook, world = self.hook, self.hook.world
         world.guard.enter_call("sharded_state()")
         if not self._sums_known() and hook.schedule.is_over(hook.steps.in_unit):
-            hook._finish_unit(*hook.schedule.unit_rates())
+            hook._finish_unit()
         if not self._sums_known():
             raise ConfigError(
                 "sharded_state: the sums of this signal cannot be saved within a unit: save after "
@@ -194,31 +194,6 @@ class ShardedState:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
 
 
-class ProcessState:
-    """A ``Stateful`` of DCP: the state of each process of a job as bytes. It loads on the same
-    number of processes alone."""
-
-    def __init__(self, job: Any, load: Callable[[Any], None]) -> None:
-        """
-        Args:
-            job: local steps.
-            load: continues it from what its ``state_dict`` gave.
-        """
-        self.job, self.load, self.key = job, load, str(job.world.rank)
-
-    def state_dict(self) -> dict[str, bytes]:
-        return {self.key: pack_state(self.job.state_dict())}
-
-    def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
-        """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
-        its optimiser have their own states again.
-
-        Raises:
-            ConfigError: as ``load_state_dict`` of the job.
-        """
-        self.load(unpack_state(saved[self.key]))
-
-
 def _redistribute_meters(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
     """Meters saved with another number of shards, for one of this job's: the sum for the first,
     zero for the others."""
@@ -250,16 +225,3 @@ def _saved_replicas(saved: Any) -> int:
             f"saved: {saved} has no residuals of a hook: save hook.sharded_state() in it"
         )
     return 1 + max(replicas)
-
-
-def pack_state(state: Mapping[str, Any]) -> bytes:
-    """A saved state as bytes, for ``unpack_state``."""
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    return buffer.getvalue()
-
-
-def unpack_state(saved: bytes) -> dict[str, Any]:
-    """A state from ``pack_state``, with its tensors on the CPU; damaged bytes raise ConfigError."""
-    with damage_refused():
-        return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

@@ -1,4 +1,6 @@
-"""The saved state of a hook (``job.state``): written, fitted to another hook, and restored."""
+"""A saved state (``job.state``) made to fit a hook, and the state that a branch begins with: the
+hook continues it under another configuration. What becomes of its parts is as in a branch of the
+trainer (`regimes.training.changes`)."""
 
 from __future__ import annotations
 
@@ -8,17 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from regimes.compression.bucket import restart_memories
 from regimes.config import DENSE
-from regimes.ddp.branching import continue_as_branch
-from regimes.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
+from regimes.ddp.node_state import check_devices
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
-from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
+from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
-from regimes.job.full_state import collect_full_state, divide_full_state
-from regimes.job.job import Job, on_all_processes
 from regimes.job.refit import (
+    Fitted,
     LayerMatch,
     damage_refused,
     describe_compressor,
@@ -27,7 +28,6 @@ from regimes.job.refit import (
     with_default_fields,
 )
 from regimes.job.state import (
-    FORMAT,
     State,
     by_layer,
     get_column,
@@ -35,7 +35,6 @@ from regimes.job.state import (
     own_part,
     with_column,
 )
-from regimes.policies.controller import Controller
 from regimes.records import kinds
 from regimes.records.kinds import Items, Nullable, Object
 
@@ -65,145 +64,15 @@ _PLAIN = {  # entries whose form is checked, because the file may be damaged
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A state that fits a hook.
+class StateFit:
+    """Makes a saved state fit the parts of one hook."""
 
-    Attributes:
-        warning: a sentence that names layers that are new or left out, if there are any.
-    """
-
-    state: State
-    warning: str | None
-
-
-@dataclass(frozen=True)
-class StateCodec:
-    """Saves the parts of one hook, and makes a saved state fit them."""
-
-    job: Job
+    job: AttachedJob
     chosen: Choice
     steps: UnitSteps
-    controller: Controller
-
-    # -- save and restore --------------------------------------------------------------------
-
-    def save_state(self, levels: Mapping[str, str], whole: bool = False) -> State:
-        """See ``Hook.state_dict``.
-
-        Args:
-            levels: the present level of each layer.
-            whole: save the rows of all units, including those already written to the record.
-        """
-        job, steps = self.job, self.steps
-        if steps.in_unit and not self.within_unit:
-            counted = job.schedule.steps
-            raise ConfigError(
-                f"state_dict: {', '.join(job.panel.gauges)} cannot be saved within an epoch: "
-                + (
-                    f"save with full_state_dict() after a multiple of {counted} steps"
-                    if counted
-                    else "call it right after epoch_end"
-                )
-            )
-        steps.show_held()
-        memories, residuals = steps.reducer.state_dict()
-        here = layer_shapes(job.layers)
-        state = copy.deepcopy(
-            {
-                **self._own_identity(),
-                "layers": by_layer(shape=here, memory=memories, level=levels),
-                "gauges": job.panel.state_dict(),  # by instrument
-                "steps": [steps.in_unit, steps.finite_in_unit],  # of the unit under way
-                "total": steps.total,  # steps of the job
-                "values": self.chosen.values,  # by name of a level
-                "lr": job.schedule.lr,
-                "seconds": {} if job.recorder is None else dict(steps.clock.seconds),
-                "branched": job.branched,  # units of the trunk
-                **job._job_state(whole),
-                **steps.state_dict(),
-                "parts": [
-                    {
-                        "process": job.world.rank,
-                        "workers": [*job.world.hosted],
-                        "layers": by_layer(residual=residuals),
-                        **job._own_state(),
-                    }
-                ],
-            }
-        )
-        owed = get_column(state["parts"][0]["layers"], "residual")
-        for residual, scale in zip(owed.values(), steps.reducer.scales, strict=True):
-            if residual is not None and scale != 1:
-                residual /= scale  # in units of the unscaled loss
-        return state
-
-    @property
-    def within_unit(self) -> bool:
-        """Whether the gauges can be saved within a unit. The norms can: their running sums are
-        saved apart."""
-        gauges = self.job.panel.gauges.items()
-        return all(
-            name == "norms" or getattr(gauge, "saves_within_unit", False) for name, gauge in gauges
-        )
-
-    def restore_state(self, state: State) -> None:
-        """Restore everything from a fitted state except the levels."""
-        job, steps = self.job, self.steps
-        residuals = get_column(own_part(state)["layers"], "residual")
-        steps.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
-        steps.reducer.to(job.world.device)
-        steps.load_state_dict(state)
-        steps.restart_unit()
-        steps.clock.seconds |= state["seconds"]
-        steps.in_unit, steps.finite_in_unit = state["steps"]
-        steps.total = state["total"]
-        job.panel.load_state_dict(state["gauges"])
-        job.schedule.lr = state["lr"]
-        job._restore_job(state)
-
-    # -- all processes -----------------------------------------------------------------------
-
-    def collect_states(self, levels: Mapping[str, str]) -> State | None:
-        """See ``Hook.full_state_dict``."""
-        self._check_whole("full_state_dict")
-        full = collect_full_state(self.job.world, lambda: self._save_part(levels))
-        return None if full is None else join_devices(full)
-
-    def _save_part(self, levels: Mapping[str, str]) -> State:
-        """This process's state; of a device of a node its memories are in its part, too."""
-        state = self.save_state(levels)
-        if devices_of(self.job.world) > 1:
-            part = own_part(state)
-            memories = get_column(state["layers"], "memory")
-            state["parts"] = [{**part, "layers": with_column(part["layers"], "memory", memories)}]
-        return state
-
-    def scatter_states(self, full: Mapping[str, Any] | None, branch: bool = False) -> Fitted:
-        """This process's part of the full state of process 0, see ``Hook.load_full_state_dict``."""
-        world = self.job.world
-        self._check_whole("load_full_state_dict")
-        mine = divide_full_state(world, self.job.recorder, full)
-
-        def fit() -> Fitted:
-            with damage_refused():
-                check_devices(mine, world)
-                compressors = self.steps.reducer.compressors
-                own = divide_devices(mine, world, self.job.layers, compressors)
-            return self.fit_state(own, branch)
-
-        return on_all_processes(world, fit)
-
-    def _check_whole(self, call: str) -> None:
-        if (self.job.world.shards > 1 and not self.job.world.node) or self.steps.by_process:
-            raise ConfigError(
-                f"{call}: this model is sharded, and no process holds whole layers: save "
-                '{"hook": hook.sharded_state()} with torch.distributed.checkpoint, with the model'
-            )
-
-    # -- fit ---------------------------------------------------------------------------------
 
     def fit_state(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
-        """A copy of what ``save_state`` gave, made to fit the hook's layers.
+        """A copy of what `Hook.state_dict` gave, made to fit the hook's layers.
 
         Args:
             branch: the state may have been saved with another compressor, level or policy.
@@ -214,7 +83,6 @@ class StateCodec:
                 value of a level, or lacks statistics that the policy reads.
         """
         with damage_refused():
-            here = self._own_identity()
             self._check_process(saved)
             check_devices(saved, self.job.world)
             state = copy.deepcopy(dict(saved))
@@ -223,32 +91,18 @@ class StateCodec:
             if branch:
                 for key in ("set", "set_before"):  # levels are another configuration's from here on
                     state.pop(key, None)
-                return Fitted(
-                    continue_as_branch(state, here, self.job, self.chosen, self.steps), None
-                )
-            self._check_kind(here, state)
+                return Fitted(self._continue_as_branch(state))
+            self._check_kind(state)
             match = LayerMatch(get_column(state["layers"], "shape"), self.job.layers)
             if not match.is_same:
                 state = state | self._match_layers(match, state)
             return Fitted(state, match.warning)
 
-    def _own_identity(self) -> dict[str, Any]:
-        """Facts that must be the same in the hook that loads the state."""
-        world = self.job.world
-        return {
-            "format": FORMAT,
-            "processes": world.processes,
-            "workers": world.workers,
-            **({"devices": world.shards} if world.node else {}),
-            "compressor": describe_compressor(self.chosen.compressor),
-        }
-
-    def _check_kind(self, here: Mapping[str, Any], state: dict[str, Any]) -> None:
+    def _check_kind(self, state: dict[str, Any]) -> None:
         """Raise if the state was saved with another compressor, other values of levels, or
         without statistics that this hook's policy reads."""
-        values = self.chosen.values
-        if state["compressor"] != here["compressor"]:
-            saved, mine = state["compressor"], here["compressor"]
+        values, mine = self.chosen.values, describe_compressor(self.chosen.compressor)
+        if (saved := state["compressor"]) != mine:
             refuse_state(f"it was saved with compressor {saved}, this hook has {mine}")
         levels = get_column(state["layers"], "level")
         used = {*levels.values(), state.get("set", {"level": DENSE})["level"]}
@@ -268,7 +122,7 @@ class StateCodec:
         In past units a new layer has the level that the policy gives at the very start; now, the
         one that the policy gives it after these units.
         """
-        reducer, decide = self.steps.reducer, self.controller.decide
+        reducer, decide = self.steps.reducer, self.job.controller.decide
         parts = zip(self.job.layers, reducer.compressors, reducer.states, strict=True)
         fresh = {x.name: c.init(x, s.key[0], s.first_worker).shared_state() for x, c, s in parts}
         table, own = state["layers"], own_part(state)
@@ -309,6 +163,54 @@ class StateCodec:
         return gauges | {
             "error": {level: match.match_values(saved, fresh) for level, saved in levels}
         }
+
+    # -- a branch ----------------------------------------------------------------------------
+
+    def _continue_as_branch(self, state: State) -> State:
+        """A state, a copy, as this hook continues it with another policy, level or compressor.
+
+        Raises:
+            ConfigError: it was saved within a unit, its layers are others, or the policy reads a
+                statistic that the trunk's policy did not.
+        """
+        job, chosen = self.job, self.chosen
+        steps, rows = state["steps"][0], state["rows"]
+        if steps and not job.schedule.is_over(steps):
+            refuse_state(
+                f"it was saved after {steps} steps of a unit; branch where a unit has just ended"
+            )
+        saved, own = get_column(state["layers"], "shape"), own_part(state)
+        if saved != (mine := layer_shapes(job.layers)):
+            odd = sorted(saved.keys() ^ mine.keys())
+            refuse_state(
+                f"branch and trunk must train the same layers, one has frozen {list_names(odd)}"
+            )
+        gauges, theirs = job.panel.state_dict(), state["gauges"]
+        if (rows or steps) and (unread := sorted(gauges.keys() - theirs.keys())):
+            names = ", ".join(unread)
+            refuse_state(f"the policy reads {names}, which the trunk's policy did not read")
+        alike = state["compressor"] == describe_compressor(chosen.compressor)
+        for name in gauges.keys() & theirs.keys():
+            if name != "error" or (alike and chosen.values == state["values"]):  # of the levels
+                gauges[name] = theirs[name]
+        memories = get_column(state["layers"], "memory")
+        residuals = get_column(own["layers"], "residual")
+        if state["compressor"].partition("(")[0] != type(chosen.compressor).__qualname__:
+            memories = restart_memories(memories, self.steps.reducer.state_dict()[0])
+        if not chosen.keeps_residuals:
+            residuals = dict.fromkeys(residuals)
+        if job.schedule.optimizer is None and any(
+            residuals[name] is not None and memory["residual_rate"] is not None
+            for name, memory in memories.items()
+        ):
+            refuse_state(
+                "its residuals are movements of the weights, and the learning rate makes gradients "
+                "of them: attach with optimizer=optimizer"
+            )
+        layers = with_column(state["layers"], "memory", memories)
+        parts = [{**own, "layers": by_layer(residual=residuals)}]
+        branched = len(rows) + bool(steps)
+        return state | {"layers": layers, "parts": parts, "gauges": gauges, "branched": branched}
 
     # -- refuse ----------------------------------------------------------------------------------
 

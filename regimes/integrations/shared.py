@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.collectives.launcher import read_launch
 from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
 from regimes.ddp import Hook, RecordOptions, attach, attach_shards
-from regimes.ddp.sharded_state import pack_state, unpack_state
 from regimes.errors import ConfigError, is_whole, require, suggest_nearest
-from regimes.job.job import on_all_processes
+from regimes.job.attached import on_all_processes
+from regimes.job.process_states import pack_state, unpack_state
 from regimes.job.recorder import record_options
 from regimes.job.refit import damage_refused
 from regimes.job.spellings import EARLIER

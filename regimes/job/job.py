@@ -1,49 +1,44 @@
-"""What a hook and local steps share: a user's training job in units, its record and saved state.
+"""One job: a training in units with a record.
 
-Rows of past units have the trainer's form (``job.rows``), so that a policy sees here what it would
-see there. All processes of a job make the same calls in the same order: most calls contain a
-collective.
+The trainer (``training.build.Run``), a hook and local steps (``job.attached``) are jobs. What is
+decided before a unit, its row and the saved state are alike; they differ in who calls a step, and
+who ends a unit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
-import sys
-import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, SupportsFloat, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-import torch
-from torch import Tensor, nn
+from regimes.collectives.layers import Layer
+from regimes.collectives.world import World
+from regimes.compression.base import Compressor
+from regimes.compression.traffic import costs_per_step
+from regimes.config import AnyLevel
+from regimes.instruments.panel import Panel
+from regimes.job.rows import NO_BATCH, NO_SYNC
+from regimes.job.state import FORMAT, Part, State, by_layer, layer_shapes
+from regimes.policies import Decision, Policy
+from regimes.policies.controller import Controller, Levels, WholeController, check_reasons
+from regimes.policies.history import level_costs
+from regimes.policies.schedules import period_of
+from regimes.records import Header, Row
 
-from regimes import policies
-from regimes.collectives.claims import Claims
-from regimes.collectives.layers import Layer, Traffic
-from regimes.collectives.processes import ProcessWorld
-from regimes.collectives.sharded_models import is_divided
-from regimes.config import Signal
-from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.instruments.base import MeasurementContext
-from regimes.instruments.gradient_norm import NormsGauge
-from regimes.instruments.panel import Panel, Readings, choose_instruments
-from regimes.job.choices import Choice
-from regimes.job.decided import as_decided
-from regimes.job.header import build_header
-from regimes.job.recorder import JobRecorder, RecordOptions, check_whole
-from regimes.job.rows import job_row, layer_entries, traffic_columns
-from regimes.job.saved_units import saved_units
-from regimes.job.schedule import UnitSchedule, describe_optimizer
-from regimes.job.set_level import set_entry, was_set
-from regimes.job.state import State, own_part
-from regimes.job.summary import job_summary
-from regimes.policies.controller import Controller, Levels
-from regimes.records import Header, Row, describe_whole_layers, provenance
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
+@dataclass(frozen=True)
+class UnitPlan:
+    """What is decided before a unit, from the units so far.
+
+    Attributes:
+        levels: of all layers, with reasons.
+        batch: the column of the record; its level is that of a batch policy.
+        sync: likewise of local steps; its period starts at the next synchronisation.
+    """
+
+    levels: Levels
+    batch: dict[str, Any] = field(default_factory=lambda: dict(NO_BATCH))
+    sync: dict[str, Any] = field(default_factory=lambda: dict(NO_SYNC))
 
 
 class Job:
@@ -51,417 +46,114 @@ class Job:
 
     Attributes:
         rows: the units so far, as a record has them.
-        claims: to a record that other groups of the job may want; None: there is no other group.
-        panel: the gauges of the policy's statistics.
         header: of the record, written or not.
-        recorder: writes the record; None without one, and on all processes but 0.
-        past_traffic: of units that are over.
-        continued: a state was loaded.
-        relay: takes logged values, for the record of another group of the job (a pipeline's last
-            stage knows the loss); None: there is none.
-        shared: other groups leave values for this group's record.
-        has_record: process 0 writes the units of this job to a record, which has been opened.
-        branched: units that another configuration has trained; the last one may not have ended yet.
-            None: this job is no branch.
-        set: the level that the script has set, see ``job.set_level``; None: the policy decides.
-        set_before: the same for the unit under way, where the script has set another level or none
-            within it.
-        spent: seconds of the units that were trained since it was made, by name.
-        summarizes: process 0 prints a summary as it ends.
+        panel: the gauges of what is measured.
+        controller: decides the level of each layer.
+        batch_controller, sync_controller: decide on all layers together; None: nothing does.
+        checks_reasons: a policy's reason that no record can hold ends the job.
+        batch_sizes, periods: what the levels of these two are; ``batch_size`` is the usual one.
     """
 
     panel: Panel
-    summarizes = True
-    unit_is_open = False  # ``log`` adds to the last row
+    header: Header
+    controller: Controller
+    batch_controller: WholeController | None = None
+    sync_controller: WholeController | None = None
+    checks_reasons = True
+    batch_size: int
+    batch_sizes: Mapping[str, int]
+    periods: Mapping[str, int]
 
-    def __init__(
-        self, world: ProcessWorld, layers: Sequence[Layer], schedule: UnitSchedule
-    ) -> None:
-        self.world, self.layers, self.schedule = world, list(layers), schedule
-        self.claims = Claims.of_world(world)
+    def __init__(self, world: World, layers: Sequence[Layer]) -> None:
+        self.world, self.layers = world, list(layers)
         self.rows: list[Row] = []
-        self._seen: list[Row] = []  # see ``_policy_history``
-        self.past_traffic = Traffic(0, 0)
-        self.set: dict[str, Any] | None = None
-        self.set_before: dict[str, Any] | None = None
-        self.spent: Counter[str] = Counter()
-        self.recorder: JobRecorder | None = None
-        self.relay: JobRecorder | None = None
-        self.shared = False
-        self.closed = self.continued = self.record_opened = self.has_record = False
-        self.branched: int | None = None
 
-    def __repr__(self) -> str:
-        """One line."""
-        world, compressed = self.world, sum(layer.compressed for layer in self.layers)
-        state = "closed" if self.closed else f"process {world.rank} of {world.processes}"
-        return (
-            f"<{type(self).__name__}: {compressed} of {len(self.layers)} layers compressed, "
-            f"{state}, {len(self.rows)} units recorded>"
-        )
+    # -- decisions ---------------------------------------------------------------------------
 
-    @property
-    def traffic(self) -> Traffic:
-        """What this process has had for others since training began (see `Traffic`), detectors'
-        signals and flags of non-finite gradients included, ``instrument_bytes`` left out."""
-        return sum(self.world.meter.layers.values(), self.past_traffic)
-
-    @property
-    def instrument_bytes(self) -> int:
-        """What instruments that only watch, such as the curvature, have sent beside it."""
-        return sum(self.world.instruments.sent.values())
-
-    def log(self, **values: SupportsFloat) -> None:
-        """Add numbers to the record: of the unit under way, or, before the next unit's first step,
-        of the one just ended. Several values of a name count as their mean. "train_loss",
-        "test_loss" and the record's metric have columns of their own. Values of process 0 are
-        recorded; without a record nothing happens, unless a policy of local steps reads them.
-
-        Raises:
-            ConfigError: a value that is no number, or a DTensor of which each process has a part.
-        """
-        check_whole(values)
-        if (recorder := self.recorder or self.relay) is not None:
-            recorder.log_values(values)
-
-    def set_level(self, level: str | None, why: str = "") -> None:
-        """Let all compressed layers have one level from now on, in place of what the policy decides
-        for them; all processes call this, between the same two steps. Within a unit it takes effect
-        with the next one, because a record has one level for each unit.
-
-        Args:
-            level: a name among the job's levels, or "dense", which sends gradients uncompressed;
-                None: the policy decides again.
-            why: for the record, beside the level; the policy gives reasons of its own.
-
-        Raises:
-            ConfigError: there is no such level. If processes have set different ones, all raise it
-                at the first step that has the level.
-        """
-        begun, unit = self._in_unit(), len(self.rows)
-        entry = set_entry(level, why, self._level_names(), unit + begun)
-        if begun and self.set is not None and self.set["unit"] <= unit:
-            self.set_before = self.set
-        self.set = entry
-        if not begun:
-            self._decide_next()
-
-    def _in_unit(self) -> bool:
-        """Has the unit under way had a step?"""
-        raise NotImplementedError
-
-    def _level_names(self) -> Collection[str]:
-        """The names of levels, beside "dense"."""
-        raise NotImplementedError
-
-    def _decide_next(self) -> Any:
-        """Decide for the unit under way, or for the next one if it is over."""
-        raise NotImplementedError
-
-    def _policy_history(self, controller: Controller) -> list[Row]:
-        """The units so far as a policy of levels sees them: with levels of its own, also where it
-        was a trunk's or the script that chose them."""
-        branched = self.branched or 0
-        if not branched and not any(map(was_set, self.rows)):
-            return self.rows
-        for i in range(len(self._seen), len(self.rows)):
-            if i < branched or was_set(self.rows[i]):
-                as_decided(self._seen, self.rows[: i + 1], controller)
-            else:
-                self._seen.append(self.rows[i])
-        return self._seen
-
-    def _write_rows(self, wait: float = 0.0) -> None:
-        """Write the rows of past units, with what other groups have logged; as a step begins. A
-        later stage of a pipeline begins its backward pass first, and has then left its values.
-
-        Args:
-            wait: seconds for groups that have left none yet.
-        """
-        unit = f"logged/{len(self.rows) - 1}"
-        if self.relay is not None and self.claims is not None and self.unit_is_open:
-            with contextlib.suppress(RuntimeError, ValueError):  # the default group has ended
-                self.claims.leave_text(
-                    self.relay.folder_key, unit, json.dumps(self.relay.take_logged())
-                )
-        if (recorder := self.recorder) is not None and not recorder.closed:
-            if self.shared and self.claims is not None and recorder.row_is_open:
-                texts: list[str] = []
-                with contextlib.suppress(RuntimeError, ValueError):
-                    texts = self.claims.read_texts(recorder.folder_key, unit, wait)
-                for values in map(json.loads, texts):
-                    recorder.log_values(
-                        {k: x for k, x in values.items() if k not in recorder.counts}
-                    )
-            recorder.write_pending()
-        self.unit_is_open = False
-
-    def _agree_on_start(self, chosen: Mapping[str, Any], seed: int, **more: Any) -> None:
-        """Refuse, on all processes, a job in which processes would compute different numbers.
-
-        Args:
-            chosen: the checked arguments in plain types.
-            more: other facts that must be the same on all processes.
-        """
-        self.world.check_agreement(
-            **chosen,
-            **self.schedule.shared_facts(),
-            seed=seed,
-            dtype=str(self.world.meter.dtype),
-            layers=layer_entries(self.layers),
-            **more,
-            code=provenance.code_digest(),
-            own_code=provenance.own_code(chosen),
-            torch=torch.__version__,
-        )
-
-    def _choose_gauges(
+    def make_controller(
         self,
-        model: nn.Module,
-        seed: int,
-        exchange: Choice,
-        needs: Collection[str],
-        signal: Signal | None,
-        residuals: Callable[[], Sequence[Tensor | None]],
-        *,
-        owned: Sequence[int] | None = None,
-        members: Mapping[str, Sequence[str]] | None = None,
-        is_local: Callable[[], bool] | None = None,
-    ) -> Panel:
-        """The gauges of the statistics that a policy needs (they see gradients, or
-        pseudo-gradients, and no data), of the exchange, and of a script's probe.
+        policy: Policy,
+        signal: str,
+        priced: tuple[Compressor, Mapping[str, AnyLevel]] | None = None,
+    ) -> Controller:
+        """Apply a policy to the layers that are compressed.
 
         Args:
-            signal: the norm that is read; None: none.
-            residuals, owned, members: see ``MeasurementContext``.
-            is_local: for local steps, see ``MeasurementContext.is_local``.
+            priced: a compressor with its levels; the policy sees what a step sends at each.
         """
-        probe = exchange.probe
-        if is_divided(model):  # a probe of one process alone would wait for others' weights
-            self.world.check_agreement(
-                **exchange.instrument_facts(), probe=probe.sample_count if probe else 0
-            )
-        context = MeasurementContext(
-            model,
-            loss=cast(Any, probe.mean_loss if probe else no_data),
-            world=self.world,
-            layers=self.layers,
-            seed=seed,
-            union=False,
-            probe=cast(Any, probe.take_batches if probe else no_data),
-            samples=no_data,
-            compressor=exchange.compressor,
-            levels=exchange.levels,
-            is_local=is_local,
-            weight=probe.weigh_batch if probe else None,
-            residuals=residuals,
-            owned=owned,
-            members=members,
-        )
-        return choose_instruments(exchange.instruments, needs, signal, context)
+        world, compressed = self.world, [i for i, x in enumerate(self.layers) if x.compressed]
+        costs = {}
+        if priced is not None:
+            every = (self.layers, priced[1], world.workers, world.shards)
+            costs = dict(level_costs(costs_per_step(priced[0], *every), compressed))
+        names = [layer.name for layer in self.layers]
+        return Controller(policy, names, compressed, signal, costs)
 
-    # -- record ------------------------------------------------------------------------------
-
-    def _make_header(
-        self, options: RecordOptions, chosen: Choice, network: nn.Module, seed: int, **more: Any
-    ) -> Header:
-        """``run.json`` of the record; what is not known is None, or left out.
+    def decide_unit(self, history: Sequence[Row] | None = None) -> UnitPlan:
+        """Decide on unit ``len(rows)``.
 
         Args:
-            more: entries of the configuration of this kind of job.
-        """
-        world, optimizer = self.world, self.schedule.optimizer
-        config = {
-            "name": options.name or policies.REGISTRY.table(chosen.policy)["name"],
-            "seed": seed,
-            "epochs": None,  # "units" has them
-            "unit_steps": self.schedule.steps,
-            "workers": world.workers,
-            "batch_size": options.batch_size,
-            "data": {"name": options.data},
-            "model": {"name": _model_name(getattr(network, "_orig_mod", network))},
-            "optimizer": (describe_optimizer(optimizer) if optimizer else {"name": None})
-            | {"lr": None, "schedule": None},  # the rates are those of the rows
-            "dtype": str(world.meter.dtype).removeprefix("torch."),
-            **chosen.shared_facts(),
-            **more,
-        }
-        header = build_header(
-            config,
-            provenance.describe_code(config, {type(part) for part in network.modules()}),
-            world,
-            world.device,
-            self.layers,
-            chosen.compressor,
-            chosen.levels,
-            processes=world.processes,
-            shards=world.shards,
-            data={"digest": None, "train": None, "test": None},
-            metric=options.metric,
-            steps_per_epoch=None,
-            units=options.units,
-            budget=None,
-        )
-        return cast("Header", {"written_by": "hook", **header})
-
-    def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
-        self.header = header
-        if self.world.rank == 0:
-            for sentence in describe_whole_layers(header):
-                log.warning("regimes: %s", sentence)
-        if options is not None and self.world.rank == 0:
-            self.recorder = JobRecorder(options, header)
-            if self.claims is not None:
-                # here, before a forward pass: ``_open_record`` is called in a backward pass, by
-                # when all groups that share the forward pass have posted theirs
-                self.claims.post_claim(self.recorder.folder_key)
-
-    def _open_record(self) -> None:
-        """Start or continue the record. Where several groups of a job have one folder (a group for
-        each tensor-parallel rank), the group of the lowest process writes it.
+            history: the units as the policy of levels sees them; None: as they are.
 
         Raises:
-            RecordError: on all processes, if process 0 cannot.
+            ConfigError: a policy returns what is no decision, or a reason that no record can hold.
         """
-        self.record_opened = True
-        if self.recorder is not None and self.claims is not None:
-            first, *others = self.claims.list_claimants(self.recorder.folder_key)
-            if first == self.claims.first:
-                # unless another group was there before this one claimed
-                first = self.claims.take_ownership(self.recorder.folder_key)
-            if first != self.claims.first:
-                # the groups of a tensor-parallel mesh have the same norms, and so the same levels
-                missing = "traffic" if self.world.divided else "levels and traffic"
-                warnings.warn(
-                    f"hook: {self.recorder.folder} has the record of the group of process {first}, "
-                    f"without the {missing} of the group of process {self.claims.first}",
-                    stacklevel=2,
-                )
-                self.relay, self.recorder = self.recorder, None
-            elif others:
-                self.shared = True
-                self.recorder.header["world"]["groups"] = 1 + len(others)
-        recorder = self.recorder
-        on_all_processes(
-            self.world,
-            lambda: None if recorder is None else recorder.open_record(self.rows, self.continued),
-            RecordError,
-        )
-        # a collective: all processes come here, with and without a record
-        self.has_record = any(self.world.gather_object(recorder is not None))
+        batch, sync = {}, {}
+        if self.batch_controller is not None:
+            chosen = self._checked(self.batch_controller)
+            multiple = self.batch_sizes[chosen.level] // self.batch_size
+            batch = {"batch": {"level": chosen.level, "why": chosen.why, "multiple": multiple}}
+        levels = self.controller.decide(self.rows if history is None else history)
+        if self.checks_reasons:
+            check_reasons(self.controller.policy, levels.why)
+        if self.sync_controller is not None:
+            chosen = self._checked(self.sync_controller)
+            period = period_of(chosen.level, self.periods)
+            sync = {"sync": {"level": chosen.level, "why": chosen.why, "period": period}}
+        return UnitPlan(levels, **batch, **sync)
 
-    def _end_unit(
-        self,
-        span: tuple[int, int],
-        rates: tuple[float, float],
-        readings: Readings,
-        levels: Levels,
-        seconds: dict[str, float],
-        **more: Any,
-    ) -> None:
-        """Append the row of a unit and pass it to the recorder.
+    def _checked(self, controller: WholeController) -> Decision:
+        """What it decides for the next unit."""
+        chosen = controller.decide(self.rows)
+        if self.checks_reasons:
+            check_reasons(controller.policy, [chosen.why])
+        return chosen
+
+    def as_decided(self, seen: list[Row], rows: Sequence[Row], *, whole: bool = False) -> list[Row]:
+        """Add to ``seen``, which has the first of ``rows`` already, the others with the levels that
+        this job's policies would have chosen, so that they meet no level that they do not know.
 
         Args:
-            span: steps of the unit, and of the job so far.
-            rates: at the first step of the unit, and of the next unit.
-            seconds: of the unit by name, for the record.
-            more: columns of this kind of job.
+            whole: also the levels of batch and period.
         """
-        self.past_traffic = self.traffic
-        meter = self.world.take_meter(len(self.layers))
-        size, groups = self.header["config"]["batch_size"], self.schedule.groups
-        columns = job_row(len(self.rows), *span, rates, size, readings, groups)
-        row = cast("Row", columns | more | traffic_columns(meter, levels))
-        self.rows.append(row)
-        self.set_before = None
-        self.spent.update(seconds)
-        self.unit_is_open = True
-        if self.recorder is not None and not self.recorder.closed:
-            self.recorder.add_row(row, seconds, readings.details)
-
-    def _summarize(self) -> None:
-        """Print what the job has sent and waited for, once, on process 0."""
-        if self.summarizes and self.rows and self.world.rank == 0:
-            folder = None if self.recorder is None else self.recorder.folder
-            print(job_summary(self.header, self.rows, self.spent, folder), file=sys.stderr)
-        self.summarizes = False
+        others = {"batch": self.batch_controller, "sync": self.sync_controller} if whole else {}
+        for row in rows[len(seen) :]:
+            layers = {**row["layers"], "level": self.controller.decide(seen).names}
+            decided: dict[str, Any] = {**row, "layers": layers}
+            for column, rule in others.items():
+                if rule is not None:
+                    decided[column] = {**decided.get(column, {}), "level": rule.decide(seen).level}
+            seen.append(cast("Row", decided))
+        return seen
 
     # -- state -------------------------------------------------------------------------------
 
-    def _job_state(self, whole: bool = False) -> dict[str, Any]:
-        """The entries of a saved state that hooks and local steps have alike.
+    def lay_out_state(
+        self, table: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any], own: Part
+    ) -> State:
+        """The state of this process, as ``job.state`` says.
 
         Args:
-            whole: with all units, also those that the record has.
+            table: columns by layer, beside their shapes.
+            shared: what else is the same on all processes.
+            own: what is this process's own.
         """
-        if self.recorder is not None:
-            self.recorder.merge_logged()  # into the rows, which are saved next
+        world = self.world
         return {
-            **({"rows": self.rows} if whole else saved_units(self)),
-            "pace": self.schedule.state_dict(),
-            "logged": {} if self.recorder is None else self.recorder.state_dict(),
-            **({} if self.set is None else {"set": dict(self.set)}),
-            **({} if self.set_before is None else {"set_before": dict(self.set_before)}),
+            "format": FORMAT,
+            "processes": world.processes,
+            "workers": world.workers,
+            "layers": by_layer(shape=layer_shapes(self.layers), **table),
+            **shared,
+            "parts": [{"process": world.rank, "workers": [*world.hosted], **own}],
         }
-
-    def _own_state(self) -> dict[str, Any]:
-        """Likewise, of this process's part."""
-        return {
-            "sums": self._norm_sums(),
-            "traffic": [self.past_traffic.floats, self.past_traffic.bytes],  # of past units
-            "meter": self.world.meter.state_dict(),  # of the unit under way
-        }
-
-    def _restore_job(self, state: State) -> None:
-        """The inverse of both; the record is opened again at the next step."""
-        own = own_part(state)
-        sums, device = self._norm_sums(), self.world.device
-        sums.clear()
-        sums |= {name: [t.to(device) for t in tensors] for name, tensors in own["sums"].items()}
-        self.rows, self._seen = state["rows"], []
-        self.past_traffic = Traffic(*own["traffic"])
-        self.set, self.set_before = state.get("set"), state.get("set_before")
-        self.world.meter.load_state_dict(own["meter"])
-        self.schedule.load_state_dict(state["pace"])
-        if self.recorder is not None:
-            self.recorder.close_files()
-            self.recorder.load_state_dict(state["logged"])
-
-    def _norm_sums(self) -> dict[str, list[Tensor]]:
-        """What the norm has accumulated in the unit under way."""
-        norms = self.panel.gauges.get("norms")
-        return norms.sums if isinstance(norms, NormsGauge) else {}
-
-
-def on_all_processes(
-    world: ProcessWorld,
-    action: Callable[[], T],
-    error: type[RegimesError] = ConfigError,
-) -> T:
-    """The result of an action on every process. If it fails on one, all raise an ``error``: the
-    others would wait for that process in their next collective."""
-    failure, result = None, None
-    try:
-        result = action()
-    except Exception as raised:
-        failure = raised
-    sentences = world.gather_object(None if failure is None else str(failure))
-    if isinstance(failure, RegimesError):
-        raise error(str(failure)) from failure
-    if failure is not None:
-        raise failure
-    for sentence in sentences:
-        if sentence is not None:
-            raise error(sentence)
-    return cast(T, result)
-
-
-def _model_name(network: nn.Module) -> str:
-    """The class of a model; ``fully_shard`` gives it a new one with a prefix."""
-    name = type(network).__name__
-    return name.removeprefix("FSDP") if is_divided(network) else name
-
-
-def no_data(*_: Any) -> NoReturn:
-    """Stands in for functions of the training data, which a hook does not have."""
-    raise ConfigError("a hook has no training data to measure on")

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regimes.job.refit import refuse_state
-from regimes.job.state import Part, State, by_layer
+from regimes.job.state import Part, State, owed_table, place_state, with_owed
 
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]
 
@@ -117,30 +116,28 @@ def on_processes(state: State, count: int) -> list[State]:
     Raises:
         ConfigError: its statistics cannot be divided.
     """
+    return [on_process(state, process, count) for process in range(count)]
+
+
+def on_process(state: State, process: int, count: int) -> State:
+    """One of them. A part of the state may lack residuals from which it takes nothing over."""
     parts = state["parts"]
     if len(parts) == count:
-        return [{**state, "parts": [part]} for part in parts]
+        return {**state, "parts": [parts[process]]}
     if any(part["sums"].keys() - {"update"} for part in parts):
         refuse_state(
             f"it was saved within an epoch, when each of {len(parts)} processes had its own "
             f"sums for the norm's signal; this job has {count}: on another number of "
             "processes load a state that was saved right after epoch_end"
         )
-    local = "outer" in parts[0]  # local steps owe pseudo-gradients
-    owed = [{**part, **part["outer"]} for part in parts] if local else parts
-    found = []
-    for worker in range(count):
-        own = residuals_for([worker], count, owed, len(parts), state["layers"])
-        place: Part = {"process": worker, "workers": [worker]}
-        table = {"layers": by_layer(residual=own)}
-        place |= _of_local_steps(state, table) if local else table
-        found.append(
-            {**state, "processes": count, "workers": count, "parts": [{**parts[0], **place}]}
-        )
-    return found
+    own = _of_local_steps(state) if "outer" in parts[0] else {}
+    owed = [{"workers": part["workers"], "layers": owed_table(part)} for part in parts]
+    residuals = residuals_for([process], count, owed, len(parts), state["layers"])
+    moved = {**state, "workers": count, "parts": [{**parts[0], **own}]}
+    return with_owed(place_state(moved, process, count, [process]), residuals)
 
 
-def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
+def _of_local_steps(state: State) -> Part:
     """What a process of local steps has of its own, on another number of processes.
 
     Raises:
@@ -154,7 +151,7 @@ def _of_local_steps(state: State, table: dict[str, Any]) -> Part:
     parts = state["parts"]
     losses = [part.get("losses", [0.0, 0]) for part in parts]
     mean = sum(total for total, _ in losses) / len(parts)  # each has logged as many
-    outer = {"movements": [{"sent": {}, "older": {}}], **table}
+    outer = {**parts[0]["outer"], "movements": [{"sent": {}, "older": {}}]}
     return {"outer": outer, "losses": [mean, losses[0][1]]}
 
 

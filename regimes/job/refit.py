@@ -20,11 +20,24 @@ from torch import Tensor
 from regimes.collectives.layers import Layer
 from regimes.config.retired import RETIRED
 from regimes.errors import ConfigError
+from regimes.job.state import State
 from regimes.policies.controller import Row
 
 _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _OF_BYTES = (EOFError, pickle.UnpicklingError)  # and RuntimeError
 _NAMED = 3  # layers that a sentence names; it counts the others
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A state that fits a job.
+
+    Attributes:
+        warning: a sentence that names layers that are new or left out, if there are any.
+    """
+
+    state: State
+    warning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The parts of a record that the trainer and the DDP hook write alike."""
+"""The parts of a record that all jobs write alike."""
 
 from __future__ import annotations
 
@@ -32,25 +32,28 @@ def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
     }
 
 
-def job_row(
+def unit_columns(
     unit: int,
+    span: tuple[int, int],
     steps: int,
-    stop: int,
     rates: tuple[float, float],
     batch_size: int | None,
     readings: Readings,
     groups: Sequence[float | None] | None = None,
+    **columns: Any,
 ) -> dict[str, Any]:
-    """A unit of a user's own training, without ``traffic_columns``; what is unknown is None.
+    """The row of a unit; what is unknown is None.
 
     Args:
-        stop: steps of the job up to the end of this unit, which has ``steps`` steps.
+        span: the steps ``[first, stop)`` of the job, at its usual batch size.
+        steps: of the optimiser.
         rates: at the first step of the unit, and of the unit to come.
         groups: the rates of all parameter groups at the first step, where there are several.
+        columns: further ones, or in place of those that are unknown here.
     """
     return {
         "epoch": unit,
-        "unit": {"first": stop - steps, "stop": stop},
+        "unit": {"first": span[0], "stop": span[1]},
         "lr": rates[0],
         "next_lr": rates[1],
         **({} if groups is None else {"group_lr": list(groups)}),
@@ -59,10 +62,10 @@ def job_row(
         "sync": dict(NO_SYNC),
         "steps": steps,
         **dict.fromkeys(("train_loss", "test_loss", "metric")),
+        **columns,
         "statistics": readings.layers,
         "model": readings.model,
         "weights": None,  # a column of the first records; nothing fills it
-        "logged": {},
     }
 
 

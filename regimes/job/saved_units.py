@@ -9,34 +9,36 @@ processes have none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regimes.collectives.processes import ProcessWorld
 from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import State
+from regimes.records import Row
 from regimes.records.chain import RunningDigest
 from regimes.records.lines import complete_lines
-
-if TYPE_CHECKING:
-    from regimes.job.job import Job
 
 _FILE = "epochs.jsonl"
 
 
-def saved_units(job: Job) -> dict[str, Any]:
-    """The entries of a saved state: "rows", and "recorded" where the record has some of them."""
-    count, recorder = len(job.rows), job.recorder
+def saved_units(
+    rows: Sequence[Row], recorder: JobRecorder | None, elsewhere: bool
+) -> dict[str, Any]:
+    """The entries of a saved state: "rows", and "recorded" where the record has some of them.
+
+    Args:
+        elsewhere: another process has the record.
+    """
+    count = len(rows)
     written = None if recorder is None else recorder.file_state
     if written is not None and recorder is not None:
         place = {"units": count, "folder": str(recorder.folder.resolve()), **written}
-        return {"rows": job.rows[written["lines"] :], "recorded": place}
-    if job.has_record and job.world.rank:
-        return {"rows": [], "recorded": {"units": count}}
-    return {"rows": job.rows}
+        return {"rows": rows[written["lines"] :], "recorded": place}
+    return {"rows": [], "recorded": {"units": count}} if elsewhere else {"rows": rows}
 
 
 def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None) -> Any:

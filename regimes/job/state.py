@@ -25,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from regimes.collectives.layers import Layer
 from regimes.errors import ConfigError
 
@@ -94,6 +96,15 @@ def place_state(
     return {**state, "processes": processes, "parts": [part]}
 
 
+def on_cpu(value: Any) -> Any:
+    """A nested value, with all its tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: on_cpu(x) for key, x in value.items()}
+    return [on_cpu(x) for x in value] if isinstance(value, list) else value
+
+
 def own_part(state: Mapping[str, Any]) -> Part:
     """The part of a state of one process.
 
@@ -102,6 +113,21 @@ def own_part(state: Mapping[str, Any]) -> Part:
     """
     (part,) = state["parts"]
     return dict(part)
+
+
+def owed_table(part: Part) -> dict[str, Any]:
+    """The table of layers with what a part owes: gradients, or pseudo-gradients of local steps."""
+    table: dict[str, Any] = part["outer"]["layers"] if "outer" in part else part["layers"]
+    return table
+
+
+def with_owed(state: State, residuals: Mapping[str, Any]) -> State:
+    """The state of one process with these residuals, by layer."""
+    part = own_part(state)
+    names: dict[str, Any] = {name: {} for name in residuals}
+    table = with_column(names | owed_table(part), "residual", residuals)
+    own = {"outer": {**part["outer"], "layers": table}} if "outer" in part else {"layers": table}
+    return {**state, "parts": [{**part, **own}]}
 
 
 def of_workers(parts: Iterable[Part], key: str, workers: Iterable[int]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,21 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes import compression, policies
 from regimes.capabilities import Part
 from regimes.collectives.group import on_group
-from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
-from regimes.config import DENSE, AnyLevel, OuterConfig, check_bounds, from_dict
+from regimes.config import DENSE, OuterConfig, check_bounds, from_dict
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected_value
 from regimes.instruments.needs import policy_parts
 from regimes.job import choices
-from regimes.job.job import Job
+from regimes.job.attached import AttachedJob
 from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
-from regimes.policies.controller import Controller, Levels
 from regimes.policies.schedules import LONGEST, period_of
 from regimes.records import Header
 from regimes.training.checks import check_outer, check_periods
@@ -62,24 +60,6 @@ class LocalChoice:
         yield from policy_parts(self.exchange.policy, "level_policy")
         yield from outer_parts(self.outer)
         yield from self.exchange.instrument_parts()
-
-    def make_controller(self, layers: Sequence[Layer]) -> Controller | None:
-        """What decides the level of each layer; None: nothing."""
-        if not self.varies:
-            return None
-        compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-        names = [layer.name for layer in layers]
-        return Controller(self.exchange.policy, names, compressed, "update")
-
-    def constant_levels(self, layers: Sequence[Layer]) -> Levels:
-        """The level of each layer, the same throughout; dense if the layer is not compressed."""
-        name = next(iter(self.exchange.levels), DENSE)
-        names = [name if layer.compressed else DENSE for layer in layers]
-        return Levels(names, [None] * len(names), {})
-
-    def level_values(self, levels: Levels) -> list[AnyLevel]:
-        """The compressor's level of each layer."""
-        return [self.exchange.levels.get(name, DENSE) for name in levels.names]
 
     def shared_facts(self) -> dict[str, Any]:
         """The choice in plain types; it must be the same on all processes."""
@@ -272,7 +252,11 @@ def _choose_outer(given: Any) -> OuterConfig:
 
 
 def local_header(
-    options: RecordOptions | None, job: Job, chosen: LocalChoice, model: nn.Module, seed: int
+    options: RecordOptions | None,
+    job: AttachedJob,
+    chosen: LocalChoice,
+    model: nn.Module,
+    seed: int,
 ) -> Header:
     """``run.json``. The record is named after the policy of levels by default, or without one after
     the rule for the period. It has the names of the periods that the rule can choose."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, SupportsFloat
 
 import torch
@@ -19,41 +20,36 @@ from regimes.collectives.agreement import Weights
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
-from regimes.ddp.sharded_state import ProcessState
+from regimes.config import DENSE
 from regimes.errors import ConfigError, TrainingError
 from regimes.instruments.panel import Readings, finite_or_none
+from regimes.job.attached import AttachedJob
 from regimes.job.clock import Clock
-from regimes.job.full_state import collect_full_state, divide_full_state
-from regimes.job.job import Job, on_all_processes
+from regimes.job.job import UnitPlan
+from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions, logged_number
-from regimes.job.refit import damage_refused, describe_compressor, with_default_fields
-from regimes.job.saved_units import with_all_units
+from regimes.job.refit import Fitted, damage_refused, describe_compressor, with_default_fields
 from regimes.job.schedule import UnitSchedule
-from regimes.job.set_level import as_set
 from regimes.job.state import (
-    FORMAT,
     State,
-    by_layer,
-    check_format,
     get_column,
     layer_shapes,
     own_part,
 )
 from regimes.job.weights import AttachedWeights
 from regimes.local.arguments import LocalChoice, Trained, local_header
-from regimes.policies.controller import WholeController, check_reasons
-from regimes.policies.schedules import period_of
+from regimes.policies.controller import WholeController
+from regimes.records import Row
 from regimes.training.gradients import new_stack
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
 from regimes.training.rounds import Rounds
 
 
-class LocalSteps(Job):
+class LocalSteps(AttachedJob):
     """Made by ``local_steps``; one per process.
 
     Attributes:
-        rows: the units so far, as a record has them.
         total: steps so far.
         ended: those of units that have ended. The unit that ``close`` ends may be shorter than the
             others, and a job may continue from the state after it.
@@ -65,6 +61,7 @@ class LocalSteps(Job):
     """
 
     compares_weights = True
+    called = "local."
 
     def __init__(
         self,
@@ -110,8 +107,9 @@ class LocalSteps(Job):
         )
         self.clock = Clock(world.device)
         self._prepare_record(options, local_header(options, self, chosen, model, seed))
-        self.controller = WholeController(chosen.rule, "update", "sync")
-        self.level_controller = chosen.make_controller(self.layers)
+        self.sync_controller = WholeController(chosen.rule, "update", "sync")
+        self.periods = chosen.periods
+        self.controller = self.make_controller(exchange.policy, "update")
         self._decide_next()
 
     @property
@@ -138,12 +136,7 @@ class LocalSteps(Job):
             )
         if not self.record_opened:
             self._open_record()
-        if self.total - self.ended >= self.chosen.every:
-            self._finish_unit()
-        if not self._in_unit():
-            if self.recorder is not None:
-                self.recorder.write_pending()
-            self.schedule.begin_unit()
+        self._turn_unit(self.total - self.ended)
         self.sync.begin_step(self.next_period)
         self.total += 1
         self.clock.start_step()
@@ -240,20 +233,18 @@ class LocalSteps(Job):
         """The period from the next round on, and the level; processes compare them at their next
         synchronisation."""
         self.to_agree = True
-        compressed = [i for i, layer in enumerate(self.layers) if layer.compressed]
-        if self.level_controller is None:
-            levels = self.chosen.constant_levels(self.layers)
-        else:
-            levels = self.level_controller.decide(self._policy_history(self.level_controller))
-            check_reasons(self.level_controller.policy, levels.why)
-        entry = self.set_before or self.set
-        self.levels = as_set(entry, len(self.rows), levels, compressed)
-        self.values = self.chosen.level_values(self.levels)
-        decision = self.controller.decide(self.rows)
-        self.next_period = period_of(decision.level, self.chosen.periods)
-        self.decided = {"level": decision.level, "why": decision.why, "period": self.next_period}
+        plan = self._plan_unit()
+        self.levels, self.decided, self.next_period = plan.levels, plan.sync, plan.sync["period"]
+        self.values = [self.chosen.exchange.levels.get(name, DENSE) for name in self.levels.names]
 
-    def _finish_unit(self) -> None:
+    def decide_unit(self, history: Sequence[Row] | None = None) -> UnitPlan:
+        """See ``Job.decide_unit``; the only level has no reason."""
+        plan = super().decide_unit(history)
+        if self.chosen.varies:
+            return plan
+        return replace(plan, levels=replace(plan.levels, why=[None] * len(self.layers)))
+
+    def _finish_unit(self, rates: tuple[float, float] | None = None) -> None:
         """End a unit: its row, and the period from the next round on."""
         self.sync.wait_for_sent()  # readings need the communicator that its thread uses
         seen, rounds = self.panel.steps > 0, self.sync.take_count()
@@ -262,7 +253,7 @@ class LocalSteps(Job):
         steps, self.ended = self.total - self.ended, self.total
         self._end_unit(
             (steps, self.total),
-            self.schedule.unit_rates(),
+            rates or self.schedule.unit_rates(),
             readings,
             self.levels,
             self.clock.of_unit(steps),
@@ -300,32 +291,23 @@ class LocalSteps(Job):
         which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
         back. Nothing in it changes afterwards."""
         outer, own = self.sync.state_dict()
-        synced = self.replicas.synced_tensors
-        here, count = layer_shapes(self.layers), len(self.layers)
-        return copy.deepcopy(
-            {
-                "format": FORMAT,
-                "processes": self.world.processes,
-                "workers": self.world.workers,
-                "compressor": describe_compressor(self.chosen.exchange.compressor),
-                "layers": by_layer(shape=here, synced=dict(zip(here, synced, strict=False))),
-                "buffers": synced[count:],
-                "outer": outer,
-                "round": [self.total, self.sync.count],
-                **self._job_state(),
-                **({"gauges": self.panel.state_dict()} if self.chosen.exchange.instruments else {}),
-                "parts": [
-                    {
-                        "process": self.world.rank,
-                        "workers": [*self.world.hosted],
-                        "outer": own,
-                        "seconds": [dict(self.clock.seconds), self.clock.clocked],
-                        "losses": [float(self.losses[0]), self.losses[1]],
-                        **self._own_state(),
-                    }
-                ],
-            }
-        )
+        synced, names = self.replicas.synced_tensors, [layer.name for layer in self.layers]
+        shared = {
+            "compressor": describe_compressor(self.chosen.exchange.compressor),
+            "buffers": synced[len(names) :],
+            "outer": outer,
+            "round": [self.total, self.sync.count],
+            "gauges": self.panel.state_dict(),
+            **self._job_state(),
+        }
+        part = {
+            "outer": own,
+            "seconds": [dict(self.clock.seconds), self.clock.clocked],
+            "losses": [float(self.losses[0]), self.losses[1]],
+            **self._own_state(),
+        }
+        table = {"synced": dict(zip(names, synced, strict=False))}
+        return copy.deepcopy(self.lay_out_state(table, shared, part))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was taken, once the model and its optimiser have their own
@@ -334,22 +316,7 @@ class LocalSteps(Job):
         Raises:
             ConfigError: it is of another process, model or compressor, or of other fragments.
         """
-        check_format(saved)
-        self._check_same(saved)
-        self.world.guard.enter_call("load_state_dict()")
-        self._continue_from(with_all_units(saved, self.world, self.recorder))
-
-    def full_state_dict(self) -> dict[str, Any] | None:
-        """The states of all processes in one, on process 0 (None on the others). Right after a
-        synchronisation any number of processes can continue from it. All processes call this. Its
-        tensors are on the CPU; ``torch.load(weights_only=True)`` reads it back.
-
-        Raises:
-            ConfigError: the model is divided within replicas.
-        """
-        self._check_whole("full_state_dict")
-        self.world.guard.enter_call("full_state_dict()")
-        return collect_full_state(self.world, self.state_dict)
+        self._load_own(saved)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken, once the model and its optimiser have a saved state
@@ -364,22 +331,11 @@ class LocalSteps(Job):
             ConfigError: on all processes: it is of another model or compressor; or, on another
                 number of processes, it was saved between two synchronisations.
         """
-        self._check_whole("load_full_state_dict")
-        self.world.guard.enter_call("load_full_state_dict()")
-        mine = divide_full_state(self.world, self.recorder, full, "local.")
-        on_all_processes(self.world, lambda: self._check_same(mine))
-        self._continue_from(mine)
+        self._load_full(full)
 
-    def _check_whole(self, call: str) -> None:
-        if self.world.shards > 1:
-            raise ConfigError(
-                f"{call}: this model is sharded, and no process holds whole layers: save "
-                '{"local": local.sharded_state()} with torch.distributed.checkpoint, with the model'
-            )
-
-    def _continue_from(self, saved: Mapping[str, Any]) -> None:
+    def _continue_from(self, fitted: Fitted) -> None:
         with damage_refused():
-            self._restore_state(copy.deepcopy(dict(saved)))
+            self._restore_state(fitted.state)
         self.continued, self.record_opened = True, False
         self._decide_next()
 
@@ -401,37 +357,42 @@ class LocalSteps(Job):
         self._restore_job(state)
         self.ended = sum(row["steps"] for row in self.rows)
 
-    def sharded_state(self) -> ProcessState:
+    def sharded_state(self, *, saved: Any = None) -> ProcessStates:
         """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
-        it on all processes of the same mesh. Between two synchronisations the model and the
-        optimiser of each replica are its own: save them under a name of the replica."""
-        return ProcessState(self, self.load_state_dict)
+        it on all processes, of a divided model on those of the same mesh. Between two
+        synchronisations the model and the optimiser of each replica are its own: save them under a
+        name of the replica.
 
-    def _check_same(self, state: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a state is of another process, model or compressor, or of other
-        fragments."""
+        Args:
+            saved: the folder of the checkpoint to load, or its ``StorageReader``; needed where
+                another number of processes has saved it, right after a synchronisation.
+        """
+        return ProcessStates(self, saved=saved)
+
+    def _fit(self, saved: Any, branch: bool) -> Fitted:
         compressor = self.chosen.exchange.compressor
         here = describe_compressor(compressor)
         world, buffers = self.world, self.replicas.synced_tensors[len(self.layers) :]
         try:
-            place = [own_part(state)["process"], state["processes"]]
-            layers = get_column(state["layers"], "shape")
-            saved_buffers = [list(t.shape) for t in state["buffers"]]
-            fragments = len(state["outer"]["fragments"])
+            place = [own_part(saved)["process"], saved["processes"]]
+            layers = get_column(saved["layers"], "shape")
+            saved_buffers = [list(t.shape) for t in saved["buffers"]]
+            fragments = len(saved["outer"]["fragments"])
             # states of versions up to 0.4 do not name it
-            pressed = with_default_fields(state.get("compressor", here), compressor)
+            pressed = with_default_fields(saved.get("compressor", here), compressor)
         except (LookupError, TypeError, ValueError, AttributeError):
             place, layers, saved_buffers, fragments, pressed = [None, None], {}, [], 0, here
-        for name, saved, mine in (
+        for name, theirs, mine in (
             ("process", place, [world.rank, world.processes]),
             ("layers", [*layers.items()], [*layer_shapes(self.layers).items()]),
             ("buffers", saved_buffers, [list(t.shape) for t in buffers]),
             ("outer.fragments", fragments, len(self.sync.fragments)),
             ("compressor", pressed, here),
         ):
-            if saved != mine:
+            if theirs != mine:
                 other = "; a state of full_state_dict() loads on any number of processes"
                 raise ConfigError(
-                    f"load_state_dict: the state was saved with {name} {saved}, this job has {mine}"
-                    + other * (name == "process")
+                    f"load_state_dict: the state was saved with {name} {theirs}, this job has "
+                    f"{mine}{other * (name == 'process')}"
                 )
+        return Fitted(copy.deepcopy(dict(saved)))

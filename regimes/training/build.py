@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
 from regimes.compression.reducer import Reducer
-from regimes.compression.traffic import check_order, costs_per_step
+from regimes.compression.traffic import check_order
 from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
 from regimes.data import Task, load_task
 from regimes.data.objects import ObjectTask
@@ -24,11 +25,13 @@ from regimes.instruments import make_instruments
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
+from regimes.job.job import Job
+from regimes.job.move_residuals import Residuals, residuals_for
+from regimes.job.state import Part, State, by_layer, get_column, of_workers
 from regimes.models import check_real
-from regimes.policies.controller import Controller, WholeController
-from regimes.policies.history import level_costs
+from regimes.policies.controller import WholeController
 from regimes.precision import full_precision, is_half
-from regimes.records import OWN, Header, Row, provenance
+from regimes.records import OWN, Header, provenance
 from regimes.training.checks import (
     PlugIns,
     check_combined,
@@ -51,18 +54,16 @@ from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
 from regimes.training.replicas import Replicas
 from regimes.training.rounds import Rounds
-from regimes.training.step import TrainingStep
 from regimes.training.union import TRIED, one_pass_serves
 from regimes.training.units import Units
 
 
-class Run:
+class Run(Job):
     """All parts of a run, and what it has recorded so far.
 
     Attributes:
         local: the rounds of local steps; None without a sync policy.
         build_optimizer: makes the optimiser of a further worker.
-        header, rows: of the record.
         phase: where in the run this configuration holds.
         saved: time of the start, or of the last checkpoint.
     """
@@ -77,7 +78,7 @@ class Run:
         task: Task | None = None,
     ) -> None:
         """Build what depends on data and model; all processes check that they agree on it."""
-        self.config, self.plug_ins, self.world = config, plug_ins, world
+        self.config, self.plug_ins = config, plug_ins
         self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
         dtype = getattr(torch, config.dtype)
@@ -97,7 +98,7 @@ class Run:
         model = self.task.build(config)
         check_real(model)
         self.model = model.to(device, dtype)
-        self.layers = layer_table(self.model)
+        super().__init__(world, layer_table(self.model))
         chosen, signal = plug_ins.compressor, config.signal
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
@@ -112,13 +113,17 @@ class Run:
         self.reducer = Reducer(chosen, self.layers, world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
+        if overlaps:  # a bucket leaves while the last backward pass of a step goes on
+            self.gradients.on_layer_complete(self.exchange.add_rows)
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
+        self.controller = self.make_controller(plug_ins.policy, signal, (chosen, config.levels))
         self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
         self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
+        self.batch_size, self.batch_sizes = config.batch_size, config.batch_levels
+        self.periods = config.sync_levels
         self.units = Units.from_config(config, len(self.batches))
         check_windows_fit(config, plug_ins, len(self.units))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
-        self.controller = self._make_controller()
         self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
         settings = config.optimizer, self.model, self.task.classes
@@ -138,9 +143,11 @@ class Run:
         self.panel = choose_instruments(
             config.instruments, plug_ins.policy_needs, signal, self.context
         )
-        self.step = self._make_step()
+        self.graphs: Graphs | None = None
+        if config.graphs is not None:
+            self.gradients.seeded = False
+            self.graphs = Graphs(self.gradients, self.reducer, config.graphs)
         self.header = cast("Header", {})
-        self.rows: list[Row] = []
         self.saved = time.monotonic()
 
     def _make_gradients(self) -> Gradients:
@@ -209,20 +216,6 @@ class Run:
         }
         return [mode for mode, applies in found.items() if applies]
 
-    def _make_step(self) -> TrainingStep:
-        if self.config.graphs is None:
-            return TrainingStep(self.gradients, self.exchange)
-        self.gradients.seeded = False
-        graphs = Graphs(self.gradients, self.reducer, self.config.graphs)
-        return TrainingStep(self.gradients, self.exchange, graphs)
-
-    def _make_controller(self) -> Controller:
-        config, layers = self.config, self.layers
-        compressed = [i for i, layer in enumerate(layers) if layer.compressed]
-        per_step = costs_per_step(self.plug_ins.compressor, layers, config.levels, config.workers)
-        costs, names = level_costs(per_step, compressed), [layer.name for layer in layers]
-        return Controller(self.plug_ins.policy, names, compressed, config.signal, costs)
-
     def _make_context(self) -> MeasurementContext:
         """What instruments see of the run: probes of the training set, and an epoch's batches."""
         task, config, world, local = self.task, self.config, self.world, self.local
@@ -265,10 +258,57 @@ class Run:
         """The level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 
+    def rate_scale(self, multiple: int) -> int:
+        """What the learning rate is multiplied by where the batch is so many times as large."""
+        return multiple if self.config.optimizer.scale_with_batch else 1
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """This process's state; that of all processes is in their files (``checkpoint``)."""
+        memories, residuals = self.reducer.state_dict()
+        own = {"layers": by_layer(residual=residuals), "hidden": self.gradients.hidden_states()}
+        shared = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "gauges": self.panel.state_dict(),
+            "union": self.gradients.union,  # one residual row for all workers of a process
+        }
+        if (local := self.local) is not None:
+            shared["outer"], own["outer"] = local.state_dict()
+            own["replicas"] = local.replicas.state_dict() if local.replicas else []
+        return self.lay_out_state({"memory": memories}, shared, own)
+
+    def load_state_dict(self, state: State) -> None:
+        """The inverse, from the state of all processes, of which there may have been others."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.panel.load_state_dict(state["gauges"])
+        parts, hosted = state["parts"], self.world.hosted
+        self.reducer.load_state_dict(
+            get_column(state["layers"], "memory"), self._own_residuals(parts)
+        )
+        self.reducer.to(self.device)
+        if self.local is not None:
+            outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
+            movements = of_workers(outer, "movements", hosted)
+            self.local.load_state_dict(state["outer"], self._own_residuals(outer), movements)
+            if replicas := of_workers(parts, "replicas", hosted):
+                self.separate_workers().load_state_dict(replicas)
+        if hidden := of_workers(parts, "hidden", hosted):
+            states = [tuple(tensor.to(self.device) for tensor in worker) for worker in hidden]
+            self.gradients.load_hidden_states(states)
+
+    def _own_residuals(self, parts: Sequence[Part]) -> Residuals:
+        """Each layer's residual rows of this process's workers, or their mean in a union pass."""
+        count, names = self.config.workers, [layer.name for layer in self.layers]
+        mean = self.gradients.union
+        return residuals_for(self.world.hosted, count, parts, count, names, mean=mean)
+
     def close(self) -> None:
         """Leave the other processes."""
         # their threads before the group: they may be inside a collective
-        self.step.close()
+        self.exchange.close()
         if self.local is not None:
             self.local.close()
         self.world.close()

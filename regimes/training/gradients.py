@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -47,6 +47,22 @@ def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
         return False
     with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad():
         return loss.carry(training_copy(model), x, y, None)[1] is not None
+
+
+class Reduced(NamedTuple):
+    """What the exchange of a step's gradients has given.
+
+    Attributes:
+        updates: per layer, ``[*shape]``.
+        loss: the mean.
+        losses: of this process, ``[rows]``; NaN if a gradient is not finite.
+        unused: layers that no worker of any process has used: their updates are zeros.
+    """
+
+    updates: list[Tensor]
+    loss: Tensor
+    losses: Tensor
+    unused: Collection[int]
 
 
 class Gradients:
@@ -103,9 +119,9 @@ class Gradients:
             self.stack = self._sum.float()
             self.layers = _layer_views(self.stack, self.parameters)
 
-    def on_layer_complete(self, callback: Callable[[Iterable[int]], None]) -> None:
-        """Call ``callback([layer])`` from now on during the last backward pass of each step, as
-        soon as a layer's gradient is final; never for a layer that the pass does not use.
+    def on_layer_complete(self, callback: Callable[[Mapping[int, Tensor]], object]) -> None:
+        """Call ``callback({layer: rows})`` from now on during the last backward pass of each step,
+        as soon as a layer's gradient is final; never for a layer that the pass does not use.
 
         Raises:
             ConfigError: in that pass, the gradient of a layer comes in parts.
@@ -122,7 +138,7 @@ class Gradients:
                         )
                     self._complete.add(layer)
                     self._widen_layer(layer)
-                    callback([layer])
+                    callback({layer: self.layers[layer]})
 
             parameter.register_post_accumulate_grad_hook(accumulated)
 

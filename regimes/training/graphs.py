@@ -23,7 +23,7 @@ gradients' stack, and `_Graph.inputs`); no random state of the host (``Gradients
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,10 +35,10 @@ from regimes.collectives.meter import Meter
 from regimes.compression.bucket import State
 from regimes.compression.kernels import hold_cached_tensors
 from regimes.compression.reducer import Reducer
+from regimes.config import AnyLevel
 from regimes.errors import ConfigError
 from regimes.seeding import SeedTable
-from regimes.training.gradients import Gradients
-from regimes.training.step import Reduced, TrainingStep
+from regimes.training.gradients import Gradients, Reduced
 
 WARM_UP = 3  # steps of a kind before it is captured, as torch advises
 _SEEDS = 4  # at most for each layer and hosted worker
@@ -175,15 +175,15 @@ class Graphs:
 
     # -- reduction ------------------------------------------------------------------------------
 
-    def finish_step(self, step: TrainingStep, losses: Float[Tensor, " rows"]) -> Reduced:
-        """``TrainingStep.finish_step``."""
+    def finish_step(self, levels: Sequence[AnyLevel], finish: Callable[[], Reduced]) -> Reduced:
+        """What ``finish`` returns, at these levels."""
         unused = frozenset(self.gradients.unused_by_all())
-        kind = (tuple(step.levels), tuple(map(_decisive, self.reducer.states)), unused)
+        kind = (tuple(levels), tuple(map(_decisive, self.reducer.states)), unused)
         graph = self.reductions.get_graph(kind)
         if self._changes_unit(unused) or (graph is None and not self.reductions.is_due(kind)):
-            return self.reductions.run_uncaptured(lambda: step.finish_step(losses))
+            return self.reductions.run_uncaptured(finish)
         if graph is None:
-            graph = self._capture_reduction(kind, lambda: step.finish_step(losses))
+            graph = self._capture_reduction(kind, finish)
         else:
             self._move_memories(graph, unused)
         if graph.seeds is not None:

@@ -1,7 +1,8 @@
 """The training loop: train under a communication schedule, measure, record.
 
 Reads top to bottom: ``run`` goes through the units (epochs, or a number of steps), ``_train_unit``
-through the steps of one.
+through the steps of one; a step is ``_step_together``, or ``_step_alone`` where workers train by
+themselves.
 """
 
 from __future__ import annotations
@@ -9,8 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
+
+from jaxtyping import Float
+from torch import Tensor
 
 from regimes.collectives.agreement import check_same_weights
 from regimes.collectives.launcher import read_launch
@@ -19,12 +25,13 @@ from regimes.config.arguments import check_arguments
 from regimes.console.notebook import end_in_one_sentence
 from regimes.data import Task
 from regimes.errors import RegimesError, require
-from regimes.exchange.exchange import loss_with_flag
+from regimes.exchange.exchange import Exchange, loss_with_flag
 from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
+from regimes.job.job import UnitPlan
 from regimes.job.reporters import Reporter, Reporters, default_reporters
-from regimes.job.rows import traffic_columns
+from regimes.job.rows import traffic_columns, unit_columns
 from regimes.job.termination import GracefulShutdown, Terminated
 from regimes.records import (
     Record,
@@ -41,14 +48,14 @@ from regimes.records.files import record_folder
 from regimes.training.build import Run, prepare_run
 from regimes.training.changes import rate_after
 from regimes.training.checkpoint import is_asked
-from regimes.training.gradients import set_gradients
+from regimes.training.gradients import Gradients, Reduced, set_gradients
+from regimes.training.graphs import Graphs
+from regimes.training.losses import Losses
 from regimes.training.numerics import explain_nondeterminism
 from regimes.training.phases import Phase, list_phases
 from regimes.training.quirks import resolve_quirks
 from regimes.training.rounds import Rounds
 from regimes.training.state import open_record, remaining_phases, save_run
-from regimes.training.step import Losses
-from regimes.training.unit_plan import Minibatch, UnitPlan, minibatches, plan_unit
 
 
 @check_arguments()
@@ -223,7 +230,7 @@ def _train_unit(
 ) -> tuple[Row, dict[str, float], dict[str, Any]]:
     """Train one unit and measure the model after it: its row of the record, where the time went,
     and instruments' details."""
-    plan, clock = plan_unit(run, unit), Clock(run.device)
+    plan, clock = run.decide_unit(), Clock(run.device)
     train_loss, steps = None, 0
     if not run.phase.left_out:
         train_loss, steps = _train_steps(run, plan, clock, reporters)
@@ -233,23 +240,21 @@ def _train_unit(
     exchanged = run.panel.steps > 0
     readings = run.panel.read(unit, clock, exchanged)
     evaluation = _evaluate_unit(run, clock, unit)
-    first, stop = run.units.step_span(unit)
-    row = {
-        "epoch": unit,
-        "unit": {"first": first, "stop": stop},
-        "lr": run.learning_rate(first) * plan.scale,
-        "next_lr": rate_after(run, unit) * plan.scale,
-        "batch_size": plan.batch_size,
-        "batch": plan.batch,
-        "sync": plan.sync | ({"rounds": run.local.take_count()} if run.local else {}),
-        "steps": steps,
-        "train_loss": train_loss,
+    span, multiple = run.units.step_span(unit), plan.batch["multiple"]
+    scale = run.rate_scale(multiple)
+    row = unit_columns(
+        unit,
+        span,
+        steps,
+        (run.learning_rate(span[0]) * scale, rate_after(run, unit) * scale),
+        run.batch_size * multiple,
+        readings,
+        batch=plan.batch,
+        sync=plan.sync | ({"rounds": run.local.take_count()} if run.local else {}),
+        train_loss=train_loss,
         **evaluation,
         **traffic_columns(run.world.take_meter(len(run.layers)), plan.levels),
-        "statistics": readings.layers,
-        "model": readings.model,
-        "weights": None,  # a column of the first records; nothing fills it
-    }
+    )
     if exchanged and not any(row["statistics"] for row in run.rows[run.phase.first :]):
         check_measured(run.plug_ins.policy_needs, readings)
     clock.read_events()
@@ -276,13 +281,14 @@ def _evaluate_unit(run: Run, clock: Clock, unit: int) -> dict[str, Any]:
 def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -> tuple[float, int]:
     """All steps of a unit; their mean loss and number."""
     by_layer = [run.level_value(name) for name in plan.levels.names]
-    own = run.batches.rebatched(plan.batch_size)
+    multiple = plan.batch["multiple"]
+    own = run.batches.rebatched(run.batch_size * multiple)
     losses = Losses(
         run.gradients,
         clock,
         lambda epoch, step: next(iter(own.epoch(epoch, [*run.world.hosted], step))),
     )
-    steps, samples = minibatches(run, plan)
+    steps, samples = minibatches(run, multiple)
     for done, batch in enumerate(samples, start=1):
         dense = batch.at < run.config.start_compressing_after
         levels: list[AnyLevel] = [DENSE] * len(by_layer) if dense else by_layer
@@ -290,7 +296,7 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
             _step_alone(run, run.local, batch, levels, losses)
         else:
             _step_together(run, batch, levels, losses)
-        reporters.step(plan.unit, done, steps)
+        reporters.step(len(run.rows), done, steps)
     if run.local is not None:
         # losses that no synchronisation has carried: a collective that only the record needs
         with clock("evaluate"):
@@ -300,12 +306,65 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
     return losses.total / steps, steps
 
 
+# -- one step --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One step's samples ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
+
+    Attributes:
+        epoch, step: its place in the data.
+        at: steps at the configuration's batch size since the run began.
+        lr: the learning rate.
+        last: no step of the run follows, or none of a unit after which a budget may end it.
+    """
+
+    epoch: int
+    step: int
+    at: int
+    lr: float
+    last: bool
+    x: Tensor
+    y: Tensor
+
+
+def minibatches(run: Run, multiple: int) -> tuple[int, Iterator[Minibatch]]:
+    """How many steps the next unit has, and what they train on.
+
+    Args:
+        multiple: of the configuration's batch size.
+    """
+    unit, batches = len(run.rows), run.batches.rebatched(run.batch_size * multiple)
+    per_epoch, scale = run.units.per_epoch, run.rate_scale(multiple)
+    # (epoch, first step, stop) in steps of this batch size; an epoch's last batch may be short
+    parts = [
+        (epoch, first // multiple, len(batches) if stop == per_epoch else -(-stop // multiple))
+        for epoch, first, stop in run.units.epoch_spans(unit)
+    ]
+    count = sum(stop - first for _, first, stop in parts)
+    may_end = unit == len(run.units) - 1 or run.config.budget is not None
+    may_end |= run.phase.ends_local_steps(unit + 1)
+
+    def generate() -> Iterator[Minibatch]:
+        left = count
+        for epoch, first, stop in parts:
+            data = batches.epoch(epoch, run.world.hosted, first)
+            for step, (x, y) in zip(range(first, stop), data, strict=False):
+                at = epoch * per_epoch + step * multiple
+                left -= 1
+                lr = run.learning_rate(at) * scale
+                yield Minibatch(epoch, step, at, lr, may_end and not left, x, y)
+
+    return count, generate()
+
+
 def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: Losses) -> None:
     """One step in which all workers move one model by the shared update."""
     epoch, step, clock = batch.epoch, batch.step, losses.clock
     run.reducer.rates = [batch.lr] * len(levels)
     with run.numerics.training():
-        reduced = run.step.take_step(batch.x, batch.y, epoch, step, levels, clock)
+        reduced = take_step(run.gradients, run.exchange, batch, levels, clock, run.graphs)
     # before the weights change: on the CPU a non-finite loss ends the run here
     losses.add_step(reduced.loss, reduced.losses, epoch, step)
     run.optimizer.lr = batch.lr
@@ -316,6 +375,47 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
     with clock("compute"):
         set_gradients(run.gradients.parameters, updates, reduced.unused)
         run.optimizer.step()
+
+
+def take_step(
+    gradients: Gradients,
+    exchange: Exchange,
+    batch: Minibatch,
+    levels: Sequence[AnyLevel],
+    clock: Clock,
+    graphs: Graphs | None = None,
+) -> Reduced:
+    """One step up to the shared updates: gradients of the hosted workers, and their exchange.
+
+    Several processes with more than one bucket overlap the two: a bucket leaves while the last
+    backward pass of the step goes on. A single process exchanges the same buckets in the same order
+    after backward. The numbers differ only in the order of additions over more than two processes.
+
+    Args:
+        graphs: replays both; None: they run as they are.
+    """
+    world = exchange.world
+    world.take_marks()  # of collectives before this step, which its clock does not count
+    exchange.begin_transfer(levels)
+    with clock("compute"):
+        compute = gradients.compute_gradients if graphs is None else graphs.compute_gradients
+        losses = compute(batch.x, batch.y, batch.epoch, batch.step)
+    finish = partial(_finish_step, gradients, exchange, losses)
+    with clock.count_exchange(world):
+        return finish() if graphs is None else graphs.finish_step(levels, finish)
+
+
+def _finish_step(
+    gradients: Gradients, exchange: Exchange, losses: Float[Tensor, " rows"]
+) -> Reduced:
+    # also layers that backward has not reported, because this pass did not use them
+    exchange.add_rows(dict(enumerate(gradients.layers)), gradients.unused_by_all())
+    transfer = exchange.finish_transfer(losses, gradients.stack)
+    exchange.settle_transfer()
+    assert transfer.means is not None
+    assert transfer.extra is not None
+    updates = [transfer.updates[i] for i in range(len(gradients.layers))]
+    return Reduced(updates, transfer.means, transfer.extra, transfer.unused or ())
 
 
 def _begin_step(run: Run, rounds: Rounds, period: int) -> bool:

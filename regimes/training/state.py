@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from regimes.config import to_dict
 from regimes.errors import RecordError, RegimesError, require
-from regimes.job.decided import as_decided
 from regimes.job.header import build_header
-from regimes.job.move_residuals import Residuals, residuals_for
-from regimes.job.state import FORMAT, Part, State, by_layer, get_column, layer_shapes, of_workers
+from regimes.job.state import State
 from regimes.records import (
     Header,
     RecordWriter,
@@ -149,10 +147,9 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     try:
         if differing_fields(before, run.config):
             state, notes = fit_checkpoint(run, state, before)
-        _restore_run(run, state)
+        run.load_state_dict(state)
         if run.phase.has_changed:
-            whole = {"batch": run.batch_controller, "sync": run.sync_controller}
-            run.rows = as_decided([], run.rows, run.controller, whole)
+            run.rows = run.as_decided([], run.rows, whole=True)
     except RegimesError:
         raise
     except Exception as error:  # torch and plug-ins raise anything for a state that does not fit
@@ -199,8 +196,7 @@ def _first_rate(run: Run) -> float:
     """The rate of a branch's first unit, at the batch of the unit before."""
     at = run.phase.first
     multiple = run.rows[at - 1].get("batch", {}).get("multiple", 1)
-    scale = multiple if run.config.optimizer.scale_with_batch else 1
-    return run.learning_rate(run.units.step_span(at)[0]) * scale
+    return run.learning_rate(run.units.step_span(at)[0]) * run.rate_scale(multiple)
 
 
 def _describe_trunk(run: Run, trunk: Path) -> dict[str, Any]:
@@ -216,55 +212,5 @@ def _describe_trunk(run: Run, trunk: Path) -> dict[str, Any]:
 
 def save_run(run: Run, out: Path) -> None:
     """Write a checkpoint; all processes call this together."""
-    memories, residuals = run.reducer.state_dict()
-    world = run.world
-    part: Part = {
-        "process": world.rank,
-        "workers": [*world.hosted],
-        "layers": by_layer(residual=residuals),
-        "hidden": run.gradients.hidden_states(),
-    }
-    state: State = {
-        "format": FORMAT,
-        "processes": world.processes,
-        "workers": run.config.workers,
-        "layers": by_layer(shape=layer_shapes(run.layers), memory=memories),
-        "model": run.model.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
-        "gauges": run.panel.state_dict(),
-        "union": run.gradients.union,  # one residual row for all workers of a process
-        "parts": [part],
-    }
-    if run.local is not None:
-        state["outer"], part["outer"] = run.local.state_dict()
-        part["replicas"] = run.local.replicas.state_dict() if run.local.replicas else []
-    checkpoint.save_checkpoint(out, len(run.rows), state, world, run.config.checkpoint_keep)
-
-
-def _restore_run(run: Run, state: State) -> None:
-    """The inverse of ``save_run``, from the state of any number of processes."""
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.panel.load_state_dict(state["gauges"])
-    parts = state["parts"]
-    memories = get_column(state["layers"], "memory")
-    run.reducer.load_state_dict(memories, _own_residuals(run, parts))
-    run.reducer.to(run.device)
-    hosted = run.world.hosted
-    if run.local is not None:
-        outer = [{**part["outer"], "workers": part["workers"]} for part in parts]
-        movements = of_workers(outer, "movements", hosted)
-        replicas = of_workers(parts, "replicas", hosted)
-        run.local.load_state_dict(state["outer"], _own_residuals(run, outer), movements)
-        if replicas:
-            run.separate_workers().load_state_dict(replicas)
-    if hidden := of_workers(parts, "hidden", hosted):
-        states = [tuple(tensor.to(run.device) for tensor in worker) for worker in hidden]
-        run.gradients.load_hidden_states(states)
-
-
-def _own_residuals(run: Run, parts: Sequence[Part]) -> Residuals:
-    """Each layer's residual rows of this process's workers, or their mean in a union pass."""
-    count, names = run.config.workers, [layer.name for layer in run.layers]
-    mean = run.gradients.union
-    return residuals_for(run.world.hosted, count, parts, count, names, mean=mean)
+    keep = run.config.checkpoint_keep
+    checkpoint.save_checkpoint(out, len(run.rows), run.state_dict(), run.world, keep)

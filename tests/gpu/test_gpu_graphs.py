@@ -32,8 +32,10 @@ from regimes.compression import kernels
 from regimes.compression.sparse import TopK
 from regimes.config import override
 from regimes.errors import ConfigError
+from regimes.exchange.exchange import Exchange
+from regimes.training import loop
+from regimes.training.gradients import Gradients
 from regimes.training.graphs import WARM_UP, _Graphs
-from regimes.training.step import TrainingStep
 
 TINY = ["model={name='gpu_steps:tiny'}", "workers=2", "batch_size=4"]
 ALTERNATING = ["policy={name='windows', windows=[[0, 1], [2, 3]], inside='low', outside='high'}"]
@@ -145,22 +147,22 @@ class Watched:
 
     def __init__(self, diary: pretended.Diary, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[bool, int, int, set[int]]] = []
-        take = TrainingStep.take_step
+        take = loop.take_step
 
-        def watched(step: TrainingStep, *args: Any) -> Any:
+        def watched(gradients: Gradients, exchange: Exchange, *args: Any) -> Any:
             before = [c.total() for c in (diary.ops, diary.memory)]
             replays = diary.graphs["replayed"]
-            reduced = take(step, *args)
+            reduced = take(gradients, exchange, *args)
             after = [c.total() for c in (diary.ops, diary.memory)]
-            kept: list[Tensor] = [*reduced.updates, reduced.loss, step.gradients.stack]
-            for state in step.exchange.reducer.states:
+            kept: list[Tensor] = [*reduced.updates, reduced.loss, gradients.stack]
+            for state in exchange.reducer.states:
                 kept += [x for x in vars(state).values() if isinstance(x, Tensor)]
             launched, taken = (b - a for a, b in zip(before, after, strict=True))
             whole = diary.graphs["replayed"] - replays == 2
             self.steps.append((whole, launched, taken, {x.data_ptr() for x in kept}))
             return reduced
 
-        patch.setattr(TrainingStep, "take_step", watched)
+        patch.setattr(loop, "take_step", watched)
 
 
 def test_a_replayed_step_takes_no_memory_and_stays_in_its_places(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,6 +139,21 @@ def test_local_steps_go_on_with_another_number_of_processes() -> None:
     assert dense["rows"][0]["layers"]["level"] == ["dense"]
     plain = -0.1 * sum(daily.numbers(0, step) for step in range(4))
     assert (dense["weight"] - plain).abs().max() < 1e-6  # all of it is sent
+
+
+def test_local_steps_go_on_from_a_checkpoint_of_torch(tmp_path: Path) -> None:
+    """On as many processes with the same bits; on another number each owes its part."""
+    whole = group.run(daily.by_torch, 2, range(8), None, tmp_path)
+    kept = whole[0]["kept"]
+    resumed = group.run(daily.by_torch, 2, range(4, 8), kept, tmp_path)
+    for one, other in zip(whole, resumed, strict=True):
+        assert torch.equal(one["weight"], other["weight"])
+        assert torch.equal(one["residual"], other["residual"])
+    owed = [part["outer"]["layers"]["weight"]["residual"] for part in kept["job"]["parts"]]
+    found = [group.run(daily.by_torch, n, range(0), kept, tmp_path) for n in (1, 4)]
+    assert torch.equal(found[0][0]["residual"], (owed[0] + owed[1]) / 2)
+    for process, one in enumerate(found[1]):
+        assert torch.equal(one["residual"], owed[process // 2])
 
 
 def test_instruments_of_local_steps_are_of_movements() -> None:

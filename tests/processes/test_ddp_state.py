@@ -105,10 +105,13 @@ def check_owed(stage: list[dict[str, Any]]) -> None:
     assert saved[0][RESIDUAL] is not None
 
 
-def test_on_another_number_of_processes_nothing_owed_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_on_another_number_of_processes_nothing_owed_is_lost(
+    by_torch: bool, tmp_path: Path
+) -> None:
     counts = [4, 2, 3]
     for number, count in enumerate(counts):
-        stage = group.run(state_jobs.resized, count, number, tmp_path)
+        stage = group.run(state_jobs.resized, count, number, tmp_path, by_torch)
         if number == 0:
             continue
         saved = stage[0]["given"]

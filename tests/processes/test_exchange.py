@@ -25,7 +25,7 @@ from regimes.data.classification import classification_loss
 from regimes.exchange.exchange import Exchange, buckets_with_loss, make_buckets
 from regimes.job import clock
 from regimes.training.gradients import Gradients, layer_table
-from regimes.training.step import TrainingStep
+from regimes.training.loop import Minibatch, take_step
 
 WORKERS, STEPS, BATCH = 4, 4, 6
 BUCKET = 0.003  # megabytes: several buckets
@@ -68,7 +68,20 @@ CASES = {
 }
 
 
-def training_step(case: Case, world: World, bucket_mb: float) -> TrainingStep:
+@dataclass
+class Steps:
+    """A network's gradients and their exchange."""
+
+    gradients: Gradients
+    exchange: Exchange
+
+    def take(self, x: Tensor, y: Tensor, step: int, levels: Sequence[Any], time: Any) -> Any:
+        return take_step(
+            self.gradients, self.exchange, Minibatch(0, step, step, 0.1, False, x, y), levels, time
+        )
+
+
+def training_step(case: Case, world: World, bucket_mb: float) -> Steps:
     torch.manual_seed(0)
     model = Net(case.dropout, case.seldom).double()
     gradients = Gradients(
@@ -85,7 +98,10 @@ def training_step(case: Case, world: World, bucket_mb: float) -> TrainingStep:
     overlaps = world.processes > 1 and buckets is not None
     device = torch.device("cpu") if overlaps else None
     reducer = Reducer(compressor, layer_table(model), world, 0)
-    return TrainingStep(gradients, Exchange(reducer, buckets, background=device))
+    exchange = Exchange(reducer, buckets, background=device)
+    if overlaps:
+        gradients.on_layer_complete(exchange.add_rows)
+    return Steps(gradients, exchange)
 
 
 def batch(step: int, world: World) -> tuple[Tensor, Tensor]:
@@ -104,10 +120,10 @@ def steps(case: Case, world: World, bucket_mb: float) -> dict[str, Any]:
     for step in range(STEPS):
         level = 10 if case.topk and step != 2 else LEVELS[step]
         levels = [level if p.ndim > 1 else "dense" for p in e.gradients.parameters]
-        updates, loss, *_ = e.take_step(*batch(step, world), 0, step, levels, time)
+        updates, loss, *_ = e.take(*batch(step, world), step, levels, time)
         found.append(torch.cat([u.flatten() for u in updates]))
         losses.append(loss)
-    e.close()
+    e.exchange.close()
     meter = world.meter.take_counts()
     assert set(time.seconds) == {"compute", "compress", "communicate"}
     assert min(time.seconds.values()) >= 0
@@ -235,8 +251,8 @@ def gated(rank: int) -> bool:
     net = e.gradients.model
     net.norm.register_forward_hook(lambda module, inputs, output: Gate.apply(output))
     x, y = batch(0, e.exchange.world)
-    e.take_step(x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
-    e.close()
+    e.take(x, y, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
+    e.exchange.close()
     return Gate.passed
 
 
@@ -253,9 +269,8 @@ def poisoned(rank: int, layer: str) -> float:
         parameter = e.gradients.model.get_parameter(layer)
         parameter.register_hook(lambda g: g * float("nan"))
     x, y = batch(0, e.exchange.world)
-    _, loss, *_ = e.take_step(
-        x, y, 0, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device)
-    )
+    levels = ["dense"] * len(e.gradients.parameters)
+    _, loss, *_ = e.take(x, y, 0, levels, clock.Clock(x.device))
     return loss.item()
 
 

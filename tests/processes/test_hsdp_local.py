@@ -59,7 +59,7 @@ def test_held_wrong_they_say_so() -> None:
             said,
             (
                 "the model is divided by fully_shard: shard it over one dimension of a mesh",
-                "replicas: got a mesh of 2 dimensions, expected one dimension of a mesh",
+                "the mesh of replicas: got a mesh of 2 dimensions, expected one dimension",
                 "process 2 has policy.level = '3', process 0 has policy.level = '2'",
             ),
             strict=True,

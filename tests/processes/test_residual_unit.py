@@ -29,7 +29,8 @@ from regimes.compression.reducer import Reducer
 from regimes.config import DENSE, Level, override
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
-from regimes.training.step import TrainingStep
+from regimes.training import loop
+from regimes.training.gradients import Gradients
 
 F64 = torch.float64
 WORKERS, SHAPE = 4, (6, 10)
@@ -117,30 +118,29 @@ def by_trainer(
     unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(weights less what they are owed, weights after the uncompressed movements) by layer."""
-    take, moved, parts = TrainingStep.take_step, [], []
+    take, moved, parts = loop.take_step, [], []
+    last: dict[str, Any] = {}
 
-    def watched(self: TrainingStep, *args: Any) -> Any:
+    def watched(gradients: Gradients, exchange: Exchange, *args: Any) -> Any:
         if not parts:
-            parts.extend(p.detach().clone() for p in self.gradients.parameters)
+            parts.extend(p.detach().clone() for p in gradients.parameters)
             moved.extend(torch.zeros_like(p) for p in parts)
-        answer = take(self, *args)
-        for total, layer, rate in zip(
-            moved, self.gradients.layers, self.exchange.reducer.rates or (), strict=True
-        ):
+        answer = take(gradients, exchange, *args)
+        rates = exchange.reducer.rates or ()
+        for total, layer, rate in zip(moved, gradients.layers, rates, strict=True):
             total += rate * layer.mean(0)
-        watched.last = self  # type: ignore[attr-defined]
+        last.update(reducer=exchange.reducer, weights=gradients.parameters)
         return answer
 
-    monkeypatch.setattr(TrainingStep, "take_step", watched)
+    monkeypatch.setattr(loop, "take_step", watched)
     plain = ["momentum=0.0", "weight_decay=0.0", "lr=0.05", "warmup_from=0.01", "decay_epochs=[2]"]
     table = f"compressor={{name='topk', residual='{unit}'}}"
     config = smoke("policy=static", "levels={low=20, high=5}", table, epochs=3)
     config = override(config, [f"optimizer.{one}" for one in plain])
     regimes.run(config, tmp_path / unit)
-    last: TrainingStep = watched.last  # type: ignore[attr-defined]
-    rate = (last.exchange.reducer.rates or [])[0]
-    owed = [r if r is None else r.mean(0) for r in last.exchange.reducer.residuals()]
-    layers = zip(parts, moved, last.gradients.parameters, owed, strict=True)
+    rate = last["reducer"].rates[0]
+    owed = [r if r is None else r.mean(0) for r in last["reducer"].residuals()]
+    layers = zip(parts, moved, last["weights"], owed, strict=True)
     for start, movement, weights, left in layers:
         debt = 0 if left is None else rate * left.view(weights.shape)
         yield weights.detach() - debt, start - movement

@@ -57,12 +57,6 @@ def test_another_policy_decides_from_the_next_unit_on() -> None:
     hook.close()
 
 
-def test_a_hook_of_ddp_has_a_whole_state() -> None:
-    hook = regimes.attach(wrapped(), policy="accordion")
-    with pytest.raises(ConfigError, match=r"^sharded_state: this model is not sharded: save full"):
-        hook.sharded_state()
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from regimes.ddp import sharded_state
-from regimes.ddp.sharded_state import ShardedState, pack_state
+from regimes.ddp.sharded_state import ShardedState
+from regimes.job.process_states import pack_state
 
 
 def meter(shard: int) -> dict[str, Any]:

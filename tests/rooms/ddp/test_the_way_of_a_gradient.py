@@ -33,9 +33,13 @@ ddp/steps.py HookSteps._reduce_and_write
     self.reducer.reduce: compression/reducer.py Reducer.reduce
 """
 SIMULATED = """
-training/step.py TrainingStep.finish_step
-    self.exchange.add_rows: exchange/exchange.py Exchange.add_rows
-    self.exchange.finish_transfer: exchange/exchange.py Exchange.finish_transfer
+training/loop.py _step_together
+    take_step: training/loop.py take_step
+training/loop.py take_step
+    _finish_step: training/loop.py _finish_step
+training/loop.py _finish_step
+    exchange.add_rows: exchange/exchange.py Exchange.add_rows
+    exchange.finish_transfer: exchange/exchange.py Exchange.finish_transfer
 exchange/exchange.py Exchange.finish_transfer
     self.wait_for_transfers: exchange/exchange.py Exchange.wait_for_transfers
 exchange/exchange.py Exchange.wait_for_transfers

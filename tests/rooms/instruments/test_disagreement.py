@@ -16,7 +16,7 @@ from regimes.collectives.world import World
 from regimes.detectors.statistics import Statistic
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.disagreement import Disagreement, DisagreementGauge
-from regimes.job.job import no_data
+from regimes.job.attached import no_data
 from regimes.records import read_lines
 
 LAYERS = [Layer("a", (3,)), Layer("b", (2, 5))]

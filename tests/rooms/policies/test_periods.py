@@ -17,7 +17,7 @@ from regimes.collectives.world import World
 from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
-from regimes.job.job import no_data
+from regimes.job.attached import no_data
 from regimes.policies import PostLocal, make_policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
 from regimes.training.checks import PlugIns

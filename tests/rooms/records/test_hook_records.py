@@ -29,7 +29,7 @@ from regimes.cost.predict import main as cost
 from regimes.cost.predict import predict_seconds
 from regimes.errors import RecordError
 from regimes.instruments.panel import Readings
-from regimes.job.rows import job_row
+from regimes.job.rows import unit_columns
 from regimes.job.run_warnings import run_warnings
 from regimes.monitor import watch as watching
 from regimes.monitor.text import describe_run
@@ -537,7 +537,8 @@ def test_a_loss_of_unknown_unit_is_drawn_without_one(
 
 
 def test_a_unit_of_ones_own_training_by_hand() -> None:
-    row = job_row(3, 5, 20, (0.1, 0.05), None, Readings({"norm:update": [2.0]}, {"x": 1.0}, {}))
+    readings = Readings({"norm:update": [2.0]}, {"x": 1.0}, {})
+    row = unit_columns(3, (15, 20), 5, (0.1, 0.05), None, readings) | {"logged": {}}
     assert row == {
         "epoch": 3,
         "unit": {"first": 15, "stop": 20},

@@ -17,7 +17,7 @@ from regimes.errors import TrainingError
 from regimes.exchange.exchange import finite_flag, loss_with_flag
 from regimes.job import clock
 from regimes.records import read_lines
-from regimes.training import checkpoint, step
+from regimes.training import checkpoint, losses
 from regimes.training.build import prepare_run
 
 LOOKS = (1, 2, 16)  # an epoch has 3 steps
@@ -25,8 +25,8 @@ HIGH = ("policy=static", "policy.level=high")
 
 
 def test_a_gpu_is_looked_at_rarely_and_the_cpu_always() -> None:
-    assert step.check_interval(torch.device("cpu")) == 1
-    assert step.check_interval(torch.device("cuda", 1)) == 16
+    assert losses.check_interval(torch.device("cpu")) == 1
+    assert losses.check_interval(torch.device("cuda", 1)) == 16
 
 
 def test_the_record_does_not_depend_on_how_often_one_looks(
@@ -34,7 +34,7 @@ def test_the_record_does_not_depend_on_how_often_one_looks(
 ) -> None:
     c = config(*HIGH, "dtype=float32", epochs=2)
     for every in LOOKS:
-        monkeypatch.setattr(step, "check_interval", lambda device, every=every: every)
+        monkeypatch.setattr(losses, "check_interval", lambda device, every=every: every)
         regimes.run(c, tmp_path / str(every))
     same_bits(tmp_path / "1", tmp_path / "2")
     same_bits(tmp_path / "1", tmp_path / "16")
@@ -66,7 +66,7 @@ def _broken(
         calls[0] += 1
         return original(model(x), y) * (float("nan") if calls[0] == at + 1 else 1.0)
 
-    monkeypatch.setattr(step, "check_interval", lambda device: every)
+    monkeypatch.setattr(losses, "check_interval", lambda device: every)
     monkeypatch.setattr(classification, "classification_loss", poisoned)
     with pytest.raises(TrainingError) as error:
         regimes.run(c, out)
@@ -130,7 +130,7 @@ def test_who_looks_at_losses_has_the_clock_settled(monkeypatch: pytest.MonkeyPat
     settled = []
     time = clock.Clock(torch.device("cpu"))
     monkeypatch.setattr(time, "read_events", lambda: settled.append(1))
-    seen = step.Losses(prepare_run(config()).gradients, time)
+    seen = losses.Losses(prepare_run(config()).gradients, time)
     seen.every = 2
     for number, looks in ((0, 0), (1, 1)):
         seen.add_step(torch.tensor(1.0), torch.ones(4), 0, number)
@@ -147,7 +147,7 @@ def test_a_mean_that_overflows_is_not_said_to_be_a_workers() -> None:
     assert transfer.means is not None
     assert transfer.extra is not None
     with pytest.raises(TrainingError, match=r"^the loss or a gradient of all workers together is"):
-        step.Losses(run.gradients, clock.Clock(run.device)).add_step(
+        losses.Losses(run.gradients, clock.Clock(run.device)).add_step(
             transfer.means, transfer.extra, 1, 0
         )
 

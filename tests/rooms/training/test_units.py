@@ -21,7 +21,7 @@ from regimes.policies import make_policy
 from regimes.records import read_lines, unit_name
 from regimes.replay.detect import default_rules, make_rule
 from regimes.replay.replay import replay_rule
-from regimes.training import unit_plan
+from regimes.training import loop
 from regimes.training.build import prepare_run
 from regimes.training.units import Units
 
@@ -72,13 +72,13 @@ def test_the_last_step_of_a_run_is_the_last(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There workers that train by themselves synchronise for good."""
-    made, original = [], unit_plan.Minibatch
+    made, original = [], loop.Minibatch
 
-    def make(*values: Any) -> unit_plan.Minibatch:
+    def make(*values: Any) -> loop.Minibatch:
         made.append(original(*values))
         return made[-1]
 
-    monkeypatch.setattr(unit_plan, "Minibatch", make)
+    monkeypatch.setattr(loop, "Minibatch", make)
     regimes.run(config(*STATIC, f"unit_steps={size}", f"steps={2 * size}"), tmp_path)
     assert [batch.last for batch in made] == [False] * (2 * size - 1) + [True]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.collectives.sharded_models import load_parts, save_parts
 from regimes.errors import ConfigError, RegimesError
 
 SHAPE, STEPS = (10, 33), 4
@@ -146,10 +148,21 @@ def alone(rank: int, saved: Any, between: Any) -> list[Any]:
     return [local(rank, range(0), saved), said, local(rank, range(4), level="dense")]
 
 
+def by_torch(rank: int, steps: range, full: Any, folder: Path) -> dict[str, Any]:
+    """Eight local steps, of which four are in a checkpoint of torch; or some that continue it."""
+    return local(rank, steps, full, 0 if full else 4, folder=folder)
+
+
 def local(
-    rank: int, steps: range, full: Any = None, count: int = 0, level: str | None = None
+    rank: int,
+    steps: range,
+    full: Any = None,
+    count: int = 0,
+    level: str | None = None,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Local steps of period 2 with TopK, from a full state; its own full state after ``count``."""
+    """Local steps of period 2 with TopK, from a full state; its own full state after ``count``. A
+    ``folder`` has the state instead."""
     net: nn.Module = Product(*SHAPE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     job = regimes.local_steps(
@@ -165,7 +178,10 @@ def local(
     if full is not None:
         with torch.no_grad():
             net.load_state_dict(full["model"])
-        job.load_full_state_dict(full["job"] if rank == 0 else None)
+        if folder is None:
+            job.load_full_state_dict(full["job"] if rank == 0 else None)
+        else:
+            load_parts({"local": job.sharded_state(saved=folder)}, folder)
     kept = None
     if level is not None:
         job.set_level(level)
@@ -177,6 +193,8 @@ def local(
         if step + 1 == count:
             model = {name: t.clone() for name, t in net.state_dict().items()}
             kept = {"model": model, "job": job.full_state_dict()}
+            if folder is not None:
+                save_parts({"local": job.sharded_state()}, folder)
     (layer,) = job.state_dict()["parts"][0]["outer"]["layers"].values()
     job.close()
     return {

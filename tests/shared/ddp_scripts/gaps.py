@@ -15,7 +15,7 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.disagreement import Disagreement
-from regimes.job.job import no_data
+from regimes.job.attached import no_data
 
 LAYERS = [Layer("a", (3,)), Layer("b", (1, 4)), Layer("c", (5, 3))]
 PERIOD, STEPS = 2, 4

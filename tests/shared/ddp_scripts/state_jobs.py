@@ -21,6 +21,7 @@ from ddp_scripts.jobs import sentence
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes.collectives.sharded_models import load_parts, save_parts
 from regimes.ddp import Hook, attach
 from regimes.job.state import place_state
 
@@ -75,15 +76,23 @@ def heard(action: Callable[[], Any]) -> list[str]:
 # -- the number of processes -----------------------------------------------------------------
 
 
-def resized(rank: int, stage: int, folder: Path) -> dict[str, Any]:
+def resized(rank: int, stage: int, folder: Path, by_torch: bool = False) -> dict[str, Any]:
     """A hook that goes on from the file that the stage before has left, whose processes may have
-    been more or fewer, and leaves one itself."""
+    been more or fewer, and leaves one itself.
+
+    Args:
+        by_torch: it is a checkpoint of ``torch.distributed.checkpoint``.
+    """
     model, hook = hooked()
     first = 10 * stage
     full = None
     if stage:
         full = torch.load(folder / f"{stage - 1}.pt", weights_only=True) if rank == 0 else None
-        hook.load_full_state_dict(full)
+        if by_torch:
+            place = folder / f"dcp-{stage - 1}"
+            load_parts({"hook": hook.sharded_state(saved=place)}, place)
+        else:
+            hook.load_full_state_dict(full)
     found = {
         "given": full,
         "loaded": hook.state_dict(),
@@ -95,6 +104,8 @@ def resized(rank: int, stage: int, folder: Path) -> dict[str, Any]:
         hook.epoch_end(lr=0.1)
         found["updates"] += [update(model, first + 3, rank)]
     saved = hook.full_state_dict()
+    if by_torch:
+        save_parts({"hook": hook.sharded_state()}, folder / f"dcp-{stage}")
     assert (saved is None) == (rank > 0)
     if saved is not None:
         torch.save(saved, folder / f"{stage}.pt")

@@ -1,95 +1,18 @@
-"""One training step up to the shared updates, and the losses of a unit's steps.
-
-Several processes with more than one bucket overlap gradients and their exchange
-(``exchange.exchange``): a bucket leaves while the last backward pass of the step goes on. A single
-process exchanges the same buckets in the same order after backward. The numbers differ only in the
-order of additions over more than two processes.
-"""
+"""The losses of a unit's steps, and the error of one that is not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.config import AnyLevel
 from regimes.errors import TrainingError
-from regimes.exchange.exchange import Exchange
 from regimes.job.clock import Clock
 from regimes.reduction import Coupled
 from regimes.training.gradients import Gradients
-
-if TYPE_CHECKING:
-    from regimes.training.graphs import Graphs
-
-
-class Reduced(NamedTuple):
-    """What a step's exchange has given.
-
-    Attributes:
-        updates: per layer, ``[*shape]``.
-        loss: the mean.
-        losses: of this process, ``[rows]``; NaN if a gradient is not finite.
-        unused: layers that no worker of any process has used: their updates are zeros.
-    """
-
-    updates: list[Tensor]
-    loss: Tensor
-    losses: Tensor
-    unused: Collection[int]
-
-
-class TrainingStep:
-    """Takes one step at a time: gradients of the hosted workers, and their exchange.
-
-    Args:
-        graphs: replays both; None: they run as they are.
-    """
-
-    def __init__(
-        self, gradients: Gradients, exchange: Exchange, graphs: Graphs | None = None
-    ) -> None:
-        self.gradients, self.exchange, self.graphs = gradients, exchange, graphs
-        self.levels: Sequence[AnyLevel] = []
-        if exchange.background is not None:
-            gradients.on_layer_complete(self._hand_over)
-
-    def take_step(
-        self, x: Tensor, y: Tensor, epoch: int, step: int, levels: Sequence[AnyLevel], clock: Clock
-    ) -> Reduced:
-        """One batch ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers."""
-        world, graphs, self.levels = self.exchange.world, self.graphs, levels
-        compute = self.gradients.compute_gradients if graphs is None else graphs.compute_gradients
-        world.take_marks()  # of collectives before this step, which its clock does not count
-        self.exchange.begin_transfer(levels)
-        with clock("compute"):
-            losses = compute(x, y, epoch, step)
-        with clock.count_exchange(world):
-            return self.finish_step(losses) if graphs is None else graphs.finish_step(self, losses)
-
-    def _hand_over(self, layers: Iterable[int]) -> None:
-        """Backward has completed these layers, on all hosted workers."""
-        self.exchange.add_rows({i: self.gradients.layers[i] for i in layers})
-
-    def finish_step(self, losses: Float[Tensor, " rows"]) -> Reduced:
-        """What ``take_step`` returns, from the gradients and their losses."""
-        layers = self.gradients.layers
-        # also those that backward has not reported, because this pass did not use them
-        self.exchange.add_rows(dict(enumerate(layers)), self.gradients.unused_by_all())
-        transfer = self.exchange.finish_transfer(losses, self.gradients.stack)
-        self.exchange.settle_transfer()
-        assert transfer.means is not None
-        assert transfer.extra is not None
-        updates = [transfer.updates[i] for i in range(len(layers))]
-        return Reduced(updates, transfer.means, transfer.extra, transfer.unused or ())
-
-    def close(self) -> None:
-        """End the exchange's thread."""
-        self.exchange.close()
 
 
 def check_interval(device: torch.device) -> int:

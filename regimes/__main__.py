@@ -53,7 +53,10 @@ def _command() -> int:
         return 1
     try:
         with track_inputs():
-            about = "Train under a communication schedule; see README.md."
+            about = (
+                "Train under changing gradient compression, measure critical regimes, and read the "
+                "records. `regimes COMMAND --help` explains a command."
+            )
             app.cli(prog="regimes", description=about)
     except RegimesError as error:
         print(f"error: {escape_control(str(error))}", file=sys.stderr)

@@ -8,7 +8,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -40,7 +40,18 @@ class _App(SubcommandApp):
 
 
 app = _App()
-Settings = tyro.conf.UseAppendAction[tuple[str, ...]]
+
+
+def named(metavar: str) -> Any:
+    """What the help calls the value of an argument, in place of its type."""
+    return tyro.conf.arg(metavar=metavar)
+
+
+Settings = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("KEY=VALUE")]]
+Conditions = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("FIELD=VALUE")]]
+Changes = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("CHANGE")]]
+Patterns = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("PATTERNS")]]
+Names = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("NAME")]]
 
 
 def _check_options(verb: str, words: Sequence[str]) -> None:
@@ -98,7 +109,16 @@ def _find_field(key: str) -> str:
     if key in plain or ("." in key and isinstance(plain.get(key.partition(".")[0]), dict)):
         return key
     tables = ("optimizer", "model", "data")
-    return next((f"{table}.{key}" for table in tables if key in plain[table]), "")
+    of_configuration = (f"{table}.{key}" for table in tables if key in plain[table])
+    return next(of_configuration, f"policy.{key}" if key in _policy_fields() else "")
+
+
+def _policy_fields() -> set[str]:
+    """The fields of all policies, which a configuration sets as ``policy.FIELD``."""
+    from regimes.policies import REGISTRY
+
+    found = (dataclasses.fields(REGISTRY.dataclass(name)) for name in REGISTRY)
+    return {field.name for fields in found for field in fields if field.init}
 
 
 def welcome_plug_ins() -> None:

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, welcome_plug_ins
+from regimes.cli.app import Settings, app, named, welcome_plug_ins
 from regimes.collectives.launcher import read_launch
 from regimes.config import BranchConfig
 
 
 @app.command
 def branch(
-    record: Annotated[Path, tyro.conf.Positional],
+    record: Annotated[Path, tyro.conf.Positional, named("RUN")],
     at: int,
     out: Path,
     length: int | None = None,
@@ -23,18 +23,19 @@ def branch(
     processes: int = 1,
     quiet: bool = False,
 ) -> None:
-    """Continue a run from the start of a unit under another configuration, in a folder of its own;
-    start the same command again to go on after a stop.
+    """Continue a run from the start of a unit under another configuration, in a folder of its own.
+    Start the same command again to go on after a stop. Example: regimes branch runs/trunk --at 3
+    --length 2 --set policy.level=high --out runs/pulse
 
     Args:
-        record: the folder of the run, its trunk, with the checkpoint before that unit: train it
-            with --set checkpoint_keep=all, or =[3,6]. Unit 0 needs none.
-        at: the first unit of the branch.
-        out: folder of the branch's record: its own rows, and the path to the trunk.
-        length: units after which the trunk's configuration returns; default never.
+        record: folder of the run, the trunk. It needs the checkpoint before the unit: train it with
+            --set checkpoint_keep=all, or =[3,6]. Unit 0 needs none.
+        at: first unit of the branch.
+        out: folder of the branch's record, with its own rows and the path to the trunk.
+        length: number of units after which the trunk's configuration returns; default never.
         skip: leave these units out, as if the run had never had them; needs a length.
         set: change a field, e.g. --set policy.level=high.
-        processes: local processes that share the workers.
+        processes: number of local processes that share the workers.
         quiet: print nothing but errors.
     """
     from regimes.launch.processes import spawn_processes, train_process

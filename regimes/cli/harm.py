@@ -7,17 +7,17 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, read_configuration
+from regimes.cli.app import Changes, Patterns, Settings, app, named, read_configuration
 from regimes.console import stdout
 
 
 @app.command
 def harm(
-    preset: Annotated[str, tyro.conf.Positional],
-    pulse: Settings = (),
+    preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
+    pulse: Changes = (),
     minutes: float | None = None,
     runs: int | None = None,
-    group: Settings = (),
+    group: Patterns = (),
     margin: float | None = None,
     parts: int = 4,
     set: Settings = (),
@@ -27,21 +27,22 @@ def harm(
     quiet: bool = False,
 ) -> None:
     """Find the units of a training in which more may be compressed, within a budget, and write the
-    rate ladder that sends about as few bytes; start the same command again to go on.
+    rate ladder that sends about as few bytes. Start the same command again to go on. Example:
+    regimes harm smoke --minutes 30
 
     Args:
         preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
-        pulse: what some units change: a level (high, the default), no-feedback, period=8, batch=4,
-            precision, deletion, or FIELD=VALUE; may be given several times.
-        minutes: the budget, default 10; a run that has begun is ended.
-        runs: the budget in runs.
-        group: a level only in the layers of these patterns, e.g. "blocks.* head*"; may be given
+        pulse: change this in some units: a level (high, the default), no-feedback, period=8,
+            batch=4, precision, deletion, or FIELD=VALUE; may be given several times.
+        minutes: budget, default 10; a run that has begun is ended.
+        runs: budget as a number of runs.
+        group: change a level only in the layers of these patterns, e.g. "blocks.* head*"; if given
             several times, each is tried by itself.
-        margin: harm below which a phase is safe; default 1 point of accuracy, else 2 % of the
-            metric, where that does not end close to 0.
-        parts: windows that are tried first.
+        margin: call a phase safe if its harm is below this; default 1 point of accuracy, else 2 %
+            of the metric, where that does not end close to 0.
+        parts: number of windows that are tried first.
         set: change a field in all runs.
-        first_seed: of the first trunk.
+        first_seed: seed of the first trunk.
         out: folder of the records; default runs/harm/NAME.
         jobs: runs at a time, each on its share of the cores.
         quiet: print the answer alone.

@@ -7,20 +7,20 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, read_configuration
+from regimes.cli.app import Settings, app, named, read_configuration
 from regimes.console import stdout
 
 
 @app.command
 def plan(
-    preset: Annotated[str, tyro.conf.Positional],
-    link: str | None = None,
+    preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
+    link: Annotated[str | None, named("BANDWIDTH,LATENCY")] = None,
     links: Path | None = None,
-    seconds: float | str | None = None,
+    seconds: Annotated[float | str | None, named("SECONDS")] = None,
     loss: float | None = None,
-    step: str | None = None,
+    step: Annotated[str | None, named("SECONDS")] = None,
     gpus: int = 1,
-    methods: tuple[str, ...] | None = None,
+    methods: Annotated[tuple[str, ...] | None, named("METHOD")] = None,
     probe: Settings = (),
     minutes: float | None = None,
     runs: int | None = None,
@@ -30,23 +30,24 @@ def plan(
     quiet: bool = False,
 ) -> None:
     """Find the method that ends lowest in a given time on a link, or reaches a loss first, from
-    short trainings within a budget; start the same command again to go on.
+    short trainings within a budget. Start the same command again to go on. Example: regimes plan
+    smoke --link 100Mbit/s,50us --seconds 20
 
     Args:
         preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
-        link: of a node to the others: bandwidth and latency, e.g. 100Mbit/s,50us.
-        links: in place of it, the file that torchrun ... -m regimes doctor --links FILE writes.
-        seconds: of the training on that link, e.g. 3600 or 1h; its schedule is stretched to what
-            a method can do.
-        loss: in place of them: the metric that is to be reached, in the unit of figures.
+        link: bandwidth and latency from a node to the others, e.g. 100Mbit/s,50us.
+        links: file that torchrun ... -m regimes doctor --links FILE writes, in place of --link.
+        seconds: time of the training on this link, e.g. 3600 or 1h; its schedule is stretched to
+            what a method can do in it.
+        loss: metric that is to be reached, in the unit of figures, in place of --seconds.
         step: seconds of one worker's step without communication, e.g. 0.4s; default timed here.
-        gpus: devices in a node; each worker is one.
-        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32; default
-            some of each kind.
+        gpus: number of devices in a node; each worker is one.
+        methods: methods to compare, COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4
+            dense/32; default some of each kind.
         probe: fields of a smaller model that stands for this one in the short trainings, e.g.
             model.width=32.
-        minutes: the budget of the short trainings, default 10; one that has begun is ended.
-        runs: the budget in trainings.
+        minutes: budget of the short trainings, default 10; one that has begun is ended.
+        runs: budget as a number of trainings.
         set: change a field in all runs.
         out: folder of the records; default runs/plan/NAME.
         jobs: trainings at a time, each on its share of the cores.

@@ -9,18 +9,22 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from regimes.cli.app import Settings, app, read_configuration, welcome_plug_ins
+from regimes.cli.app import Conditions, Settings, app, named, read_configuration, welcome_plug_ins
 from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError
 
 
 @app.command
-def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> None:
-    """Follow a run, or a folder of runs, from the record alone; wait where there is none yet.
+def watch(
+    folder: Annotated[Path, tyro.conf.Positional, named("FOLDER")],
+    once: bool = False,
+) -> None:
+    """Follow a run, or a folder of runs, from the record alone; wait if there is none yet. Example:
+    regimes watch runs/small
 
     Args:
-        folder: of a run or of many.
-        once: print the state and return.
+        folder: folder of a run or of many runs.
+        once: print the state and end.
     """
     from regimes.monitor.watch import watch_runs as follow
 
@@ -29,13 +33,15 @@ def watch(folder: Annotated[Path, tyro.conf.Positional], once: bool = False) -> 
 
 @app.command
 def pack(
-    folder: Annotated[Path, tyro.conf.Positional], archive: Annotated[Path, tyro.conf.Positional]
+    folder: Annotated[Path, tyro.conf.Positional, named("FOLDER")],
+    archive: Annotated[Path, tyro.conf.Positional, named("ARCHIVE")],
 ) -> None:
-    """Write the records under a folder, without checkpoints, to one small .tar.xz.
+    """Write the records under a folder, without checkpoints, to one small .tar.xz. Example: regimes
+    pack runs/small small.tar.xz
 
     Args:
-        folder: of runs.
-        archive: the file to write; every command that reads a folder of runs reads it too.
+        folder: folder of runs.
+        archive: file to write; every command that reads a folder of runs also reads this file.
     """
     from regimes.records import pack_records as write
 
@@ -44,18 +50,18 @@ def pack(
 
 @app.command
 def frame(
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, named("FOLDER")],
     out: Path,
     layers: bool = False,
-    where: Settings = (),
+    where: Conditions = (),
 ) -> None:
-    """Write the epochs of all runs as one table.
+    """Write the epochs of all runs as one table. Example: regimes frame runs/small --out all.csv
 
     Args:
-        folders: of runs, or archives of them.
-        out: the file, .csv or .parquet (which needs the package pyarrow).
-        layers: one row per run, epoch and layer, in place of one per run and epoch.
-        where: FIELD=VALUE: only runs with that value.
+        folders: folders of runs, or archives of them.
+        out: file to write, .csv or .parquet (which needs the package pyarrow).
+        layers: write one row per run, epoch and layer, in place of one per run and epoch.
+        where: read only runs with this value, e.g. --where optimizer.lr=0.4.
     """
     from regimes.records.frame import frame as joined
     from regimes.records.frame import write_frame
@@ -67,22 +73,22 @@ def frame(
 
 @app.command
 def detect(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
-    detectors: tuple[str, ...] = (),
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RUN")],
+    detectors: Annotated[tuple[str, ...], named("DETECTOR")] = (),
     out: Path | None = None,
-    where: Settings = (),
+    where: Conditions = (),
 ) -> None:
     """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
-    epochs called critical, traffic, and what the signal costs.
+    marked epochs, traffic, and what the signal costs. Example: regimes detect runs/small/low
 
     `regimes figure detectors RUN ...` draws the figure.
 
     Args:
         runs: runs, or folders of runs; several seeds give means and 95 % intervals.
-        detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4; default
+        detectors: NAME or NAME:key=value,key=value, e.g. norm-change:interval=3,eta=0.4. Default:
             all with a recorded signal, and controls of equal length.
         out: folder for detectors.csv, pairs.csv and epochs.csv.
-        where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
+        where: read only runs with this value, e.g. --where optimizer.lr=0.4.
     """
     from regimes.records import select_while_loading
     from regimes.replay.detect import KNOWN, main, parse_rule
@@ -95,32 +101,35 @@ def detect(
 
 @app.command
 def cost(
-    what: Annotated[tuple[str, ...], tyro.conf.Positional],
-    network: str = "10Gbit/s,50us",
+    what: Annotated[tuple[str, ...], tyro.conf.Positional, named("PRESET|RUN")],
+    network: Annotated[str, named("BANDWIDTH,LATENCY")] = "10Gbit/s,50us",
     workers: int | None = None,
     algorithm: Literal["ring", "gloo", "tree", "fastest"] | None = None,
     buckets: int = 1,
     set: Settings = (),
     csv: Path | None = None,
-    where: Settings = (),
+    where: Conditions = (),
     job: tyro.conf.OmitArgPrefixes[JobOptions] = JobOptions(),  # noqa: B008
 ) -> None:
     """Predict seconds per epoch on a network for each level and policy, and the bandwidth below
-    which compression pays.
+    which compression saves time. Example: regimes cost runs/small --network 100Mbit/s,50us
 
-    `regimes figure cost RUN ...` draws the curves over bandwidth and workers. With --model, of a
-    job that has not been run: seconds of a step by each method, from the shapes of the model.
+    `regimes figure cost RUN ...` draws the curves over bandwidth and workers. With --model the
+    command predicts the seconds of a step by each method for a job that has not been run, from the
+    shapes of the model.
 
     Args:
-        what: a preset, which is timed here for a few steps, or recorded runs; nothing with --model.
+        what: a preset, which is timed here for a few steps, or recorded runs. Leave it out with
+            --model.
         network: bandwidth of each link and latency of a message.
-        workers: how many, one per link; default the run's.
-        algorithm: of the all-reduce; fastest: of ring and tree for each collective, as NCCL
-            chooses. Default ring, with --model fastest.
-        buckets: into how many parts a step's traffic is cut, so that it overlaps with backward.
+        workers: number of workers, one per link; default the run's.
+        algorithm: algorithm of the all-reduce. "fastest" takes ring or tree for each collective, as
+            NCCL does. Default: ring, and with --model fastest.
+        buckets: number of parts into which a step's traffic is cut, so that it overlaps with
+            backward.
         set: change a field of the preset.
         csv: file for the numbers.
-        where: only recorded runs of which this is true, e.g. --where optimizer.lr=0.4.
+        where: read only recorded runs with this value, e.g. --where optimizer.lr=0.4.
     """
     if job.model is not None:
         given = {"what": what, "network": network, "workers": workers, "buckets": buckets}
@@ -164,20 +173,21 @@ def _predict_job(given: dict[str, Any], job: JobOptions, algorithm: str, csv: Pa
 
 @app.command
 def report(
-    records: Annotated[Path, tyro.conf.Positional],
-    network: str = "10Gbit/s,50us",
+    records: Annotated[Path, tyro.conf.Positional, named("RECORD")],
+    network: Annotated[str, named("BANDWIDTH,LATENCY")] = "10Gbit/s,50us",
     out: Path = Path("report.html"),
-    where: Settings = (),
-    baseline: str | None = None,
+    where: Conditions = (),
+    baseline: Annotated[str | None, named("SCHEDULE")] = None,
 ) -> None:
-    """Write one HTML page of a run or an ablation, with all that it shows inside, to mail.
+    """Write one self-contained HTML page of a run or an ablation, to mail. Example: regimes report
+    runs/small
 
     Args:
         records: a run, a folder of runs, or an archive of them.
         network: bandwidth of each link and latency of a message, for the predicted seconds.
-        out: the file to write.
-        where: only runs of which this is true, e.g. --where optimizer.lr=0.4.
-        baseline: the schedule that the others are compared with; default all pairs of up to six.
+        out: file to write.
+        where: read only runs with this value, e.g. --where optimizer.lr=0.4.
+        baseline: schedule that the others are compared with; default all pairs of up to six.
     """
     from regimes.report import write_report
 
@@ -187,14 +197,14 @@ def report(
 
 @app.command
 def figure(
-    name: Annotated[str | None, tyro.conf.Positional] = None,
-    words: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    name: Annotated[str | None, tyro.conf.Positional, named("NAME")] = None,
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD")] = (),
 ) -> None:
-    """List the figures and tables that can be made from records, or make one:
-    `regimes figure 2 runs/small --out figures`.
+    """List the figures and tables that can be made from records, or make one. Example: regimes
+    figure 2 runs/small --out figures
 
     Args:
-        name: of a figure in the list, which `regimes figure` prints.
+        name: name of a figure in the list that `regimes figure` prints.
         words: records and options; `regimes figure NAME --help` says which.
     """
     from regimes.plotting import offered
@@ -207,16 +217,17 @@ def figure(
 
 @app.command
 def doctor(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional] = (), links: Path | None = None
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RECORD")] = (),
+    links: Path | None = None,
 ) -> None:
-    """Check the installation, devices, backends and data sets; or records: whether each is readable
-    and unchanged. Started by torchrun or srun: whether all processes connect and are alike, and how
-    fast their links are.
+    """Check the installation, devices, backends and data sets; or check whether records are
+    readable and unchanged. Under torchrun or srun, check whether all processes connect and are
+    alike, and how fast their links are. Example: regimes doctor runs/small
 
     Args:
-        records: runs, folders of runs or archives to check instead of the machine.
-        links: of a launched group, file for the bandwidth and latency within and between machines,
-            which regimes cost --links reads.
+        records: runs, folders of runs or archives to check, in place of the machine.
+        links: file to write, with the bandwidth and latency within and between the machines of a
+            launched group; regimes cost --links reads it.
     """
     from regimes.collectives.launcher import read_launch
     from regimes.monitor.doctor import check_records, group_report, print_report

@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
-from regimes.cli.app import Settings, app, read_configuration, refuse_seed, welcome_plug_ins
+from regimes.cli.app import (
+    Names,
+    Settings,
+    app,
+    named,
+    read_configuration,
+    refuse_seed,
+    welcome_plug_ins,
+)
 from regimes.collectives.launcher import read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
@@ -19,7 +27,7 @@ from regimes.records import sibling_difference
 
 @app.command
 def run(
-    preset: Annotated[str, tyro.conf.Positional],
+    preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
     set: Settings = (),
     seed: int | None = None,
     out: Path | None = None,
@@ -28,15 +36,16 @@ def run(
     resume: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Train one configuration and leave its record in a folder.
+    """Train one configuration and leave its record in a folder. Example: regimes run smoke --set
+    epochs=4
 
     Args:
         preset: a preset, GRID/SCHEDULE, or a .toml file; see `regimes presets`.
         set: change a field, e.g. --set policy.interval=4 --set levels.low=2.
-        seed: the run's seed.
+        seed: seed of the run.
         out: folder of the record; default runs/NAME/seed-SEED.
-        workers: logical workers W.
-        processes: local processes P that share the workers (P divides W).
+        workers: number W of logical workers.
+        processes: number P of local processes that share the workers; P divides W.
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
@@ -60,29 +69,30 @@ def _name_output(name: str) -> str:
 
 @app.command
 def ablate(
-    grid: Annotated[str, tyro.conf.Positional],
+    grid: Annotated[str, tyro.conf.Positional, named("GRID")],
     set: Settings = (),
     seeds: int | None = None,
     first_seed: int = 0,
-    schedules: Settings = (),
+    schedules: Names = (),
     out: Path | None = None,
     jobs: int = 1,
     executor: Literal["slurm", "local"] | None = None,
     option: Settings = (),
 ) -> None:
-    """Run every schedule of a grid with several seeds; finished runs are skipped, broken ones
-    resumed.
+    """Run every schedule of a grid with several seeds. Finished runs are skipped, and broken ones
+    are resumed. Example: regimes ablate smoke --seeds 3 --jobs 2
 
     Args:
         grid: a grid, see `regimes presets`, or a .toml file with a base and schedules of your own.
         set: change a field in all runs.
-        seeds: how many seeds; default what the file says, else 3.
-        first_seed: the first of them.
-        schedules: only this one; may be given several times.
+        seeds: number of seeds; default what the file says, else 3.
+        first_seed: first of the seeds.
+        schedules: run only this schedule; may be given several times.
         out: folder of the records; default runs/GRID.
-        jobs: runs at a time, each on its share of the cores.
-        executor: submit every run as a job through submitit instead.
-        option: of submitit's executor, e.g. --option slurm_partition=gpu --option timeout_min=60.
+        jobs: number of runs at a time, each on its share of the cores.
+        executor: submit every run as a job through submitit.
+        option: parameter of submitit's executor, e.g. --option slurm_partition=gpu --option
+            timeout_min=60.
     """
     from regimes.launch import ablation
 
@@ -103,32 +113,34 @@ def ablate(
 
 @app.command
 def tune(
-    grid: Annotated[str, tyro.conf.Positional],
+    grid: Annotated[str, tyro.conf.Positional, named("GRID")],
     values: Settings = (),
     set: Settings = (),
     seeds: int = 2,
     first_seed: int = 1000,
-    schedules: Settings = (),
+    schedules: Names = (),
     halving: int | None = None,
     budget: float | None = None,
     out: Path | None = None,
     jobs: int = 1,
 ) -> None:
-    """Try values of any fields on every schedule of a grid alike, by validation data, and write
-    what is best as configurations: `regimes ablate OUT/chosen` runs them with other seeds.
+    """Try values of any fields on every schedule of a grid alike, by validation data, and write the
+    best as configurations: `regimes ablate OUT/chosen` runs them with other seeds. Example: regimes
+    tune smoke --values optimizer.lr=0.1,0.2 --set data.validation_size=100
 
     Args:
-        grid: a grid, see `regimes presets`, or one preset or GRID/SCHEDULE; where a grid and a
-            preset have one name, the grid.
-        values: of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are tried.
+        grid: a grid, see `regimes presets`, or a preset or GRID/SCHEDULE; a name that is both a
+            grid and a preset means the grid.
+        values: values of a field, e.g. --values optimizer.lr=0.1,0.2,0.4; all combinations are
+            tried.
         set: change a field in all runs; data.validation_size is needed.
-        seeds: how many seeds choose.
-        first_seed: the first of them.
-        schedules: only this one; may be given several times.
-        halving: train all for a share of the run, and each time the best 1 in so many longer.
-        budget: the most epochs of training, all runs together; more is refused.
+        seeds: number of seeds that choose.
+        first_seed: first of the seeds.
+        schedules: tune only this schedule; may be given several times.
+        halving: train all for a part of the run, then repeatedly the best 1 in this many longer.
+        budget: largest number of epochs, all runs together; a search that may need more is refused.
         out: folder of the records; default runs/tune/GRID.
-        jobs: runs at a time, each on its share of the cores.
+        jobs: number of runs at a time, each on its share of the cores.
     """
     from regimes.launch import tune as tuning
 
@@ -147,11 +159,14 @@ def tune(
 
 
 @app.command
-def presets(words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()) -> None:
-    """List presets and grids, all or by words of their descriptions; print one as TOML.
+def presets(
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD")] = (),
+) -> None:
+    """List presets and grids, all or by words of their descriptions, or print one as TOML. Example:
+    regimes presets topk gpu
 
     Args:
-        words: a preset, or GRID/SCHEDULE; or words to search for, e.g. topk gpu.
+        words: a preset or GRID/SCHEDULE to print, or words to search for.
     """
     if len(words) == 1 and (words[0] in _presets.PRESETS or "/" in words[0]):
         print(to_toml(_presets.get_preset(words[0])), end="")

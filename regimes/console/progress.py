@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from regimes.console.notebook import Line, in_notebook
@@ -64,9 +64,12 @@ def show_spending(
 @contextmanager
 def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[str, float], None]]:
     """What is called with each line and the share of a budget that is spent: ``show``; by default
-    one line in a notebook's cell, gone at the end, a bar on a terminal, and nothing elsewhere."""
+    one line in a notebook's cell, gone at the end, a bar on a terminal, and elsewhere lines on
+    standard error: a search may take hours, and should not be silent."""
     if show is not None:
         yield show
+    elif not in_notebook() and not sys.stderr.isatty():
+        yield _print_share
     elif not in_notebook():
         with show_spending("searching", lambda line: None) as update:
             yield update
@@ -76,6 +79,11 @@ def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[st
             yield lambda line, share: cell.show(f"{min(share, 1.0):.0%} of the budget: {line}")
         finally:
             cell.clear()
+
+
+def _print_share(line: str, share: float) -> None:
+    with suppress(OSError, ValueError):  # standard error is closed
+        print(f"regimes: {min(share, 1.0):.0%} of the budget: {line}", file=sys.stderr)
 
 
 def _make_bar(doing: str, total: int, done: int) -> Any:

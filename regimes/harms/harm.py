@@ -73,7 +73,8 @@ def harm(
         first_seed: of the first trunk.
         set: fields of the configuration.
         show: called after each run with a line and the share of the budget that is spent; ``print``
-            prints them. Default: one line in a notebook, nothing elsewhere.
+            prints them. Default: one line in a notebook, a bar on a terminal, else lines on
+            standard error.
         units: how many a run of a function has.
         lower: of a function: whether less of its metric is better; known of a loss and an accuracy.
         training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;

@@ -88,7 +88,7 @@ def plan(
         jobs: probes at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
         show: called with a line after each probe and the share of the budget that is spent.
-            Default: one line in a notebook, a bar on a terminal, nothing elsewhere.
+            Default: one line in a notebook, a bar on a terminal, else lines on standard error.
         training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
 
     Raises:

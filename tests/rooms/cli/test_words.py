@@ -34,6 +34,19 @@ def test_the_help_of_a_command_has_no_none_for_what_may_be_left_out(
     assert "{None}" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", [verb for verb in cli.__all__ if verb != "app"])
+def test_the_help_of_a_command_names_what_it_takes(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PRESET, not the type STR."""
+    monkeypatch.setattr("sys.argv", ["regimes", verb, "--help"])
+    with pytest.raises(SystemExit):
+        app.cli(prog="regimes")
+    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    taken = re.sub(r"\[-[^\]]*\]|--\S+ \S+", "", usage)
+    assert not re.search(r"\b(STR|PATH|None)\b", taken), usage
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -47,6 +60,14 @@ def test_the_help_of_a_command_has_no_none_for_what_may_be_left_out(
             "ablate tournament-smok",
             "unknown grid 'tournament-smok': did you mean "
             f"'tournament-smoke'? regimes presets lists all {len(presets.GRIDS)}.",
+        ),
+        (
+            "run smoke --eta 0.3",
+            "--eta is no option of regimes run: write --set policy.eta=0.3",
+        ),
+        (
+            "tune smoke --decay-rule=false",
+            "--decay-rule is no option of regimes tune: write --set policy.decay_rule=false",
         ),
         ("ablate smoke --seeds 1000000000", "--seeds = 1000000000: expected 1 to 10000"),
         (

@@ -78,6 +78,20 @@ class Layer:
         return self.shape[0] if self.shape else 1, math.prod(self.shape[1:])
 
     @property
+    def inner(self) -> tuple[int, int] | None:
+        """The shape of each matrix of a layer that is a stack of them, ``[count, n, m]``, such as
+        the experts of a mixture; None: the layer is one matrix.
+
+        A convolution over sequences has three dimensions, too. Of both readings a layer has the one
+        whose factors have fewer numbers at a rank: its shape decides, and the largest rank of
+        neither.
+        """
+        if len(self.shape) != 3:
+            return None
+        (count, n, m), rows = self.whole.shape, self.whole.matrix
+        return (n, m) if count * (n + m) < sum(rows) else None
+
+    @property
     def row(self) -> tuple[Piece, ...]:
         """The pieces of a row."""
         return self.pieces or (Piece(self.matrix[1], True),)

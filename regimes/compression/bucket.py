@@ -32,6 +32,9 @@ class State(Workspace):
         hosted: The workers of the rows, if these draw no numbers of their own. None: the
             consecutive ones from ``first_worker``. It is identity, not memory.
         shard: The rows of the layer that are here. None: all. It is identity, not memory.
+        inner: The shape of each matrix of the layer, if its rows are matrices and its compressor
+            reads them so (``Layer.inner``). None: the layer is one matrix. It is identity, not
+            memory.
         step: The number of times that this layer has been sent.
         rate: The learning rate of this step. It is 1 if none is known, as between local steps,
             whose updates are in units of the weights.
@@ -51,6 +54,7 @@ class State(Workspace):
     workers: int = field(default=1, kw_only=True)
     hosted: Sequence[int] | None = field(default=None, kw_only=True)
     shard: Shard | None = None
+    inner: tuple[int, int] | None = field(default=None, kw_only=True)
     step: int = 0
     rate: float = 1.0
     scale: float = 1.0
@@ -102,7 +106,7 @@ class State(Workspace):
 
     def shared_state(self) -> dict[str, Any]:
         """What is the same on all workers and the next step depends on, for a checkpoint."""
-        own = ("key", "first_worker", "workers", "hosted", "shard", "scale", "residual")
+        own = ("key", "first_worker", "workers", "hosted", "shard", "inner", "scale", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(

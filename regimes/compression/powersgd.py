@@ -1,4 +1,9 @@
-"""Low-rank updates by power iteration: PowerSGD and ACP-SGD. The level is the rank."""
+"""Low-rank updates by power iteration: PowerSGD and ACP-SGD. The level is the rank.
+
+A layer is one matrix, or several, of which each has factors of its own: the experts of a mixture,
+``[count, n, m]`` (``Layer.inner``). A stack of matrices of one shape may have those of one layer
+and of others.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.collectives.comm import Comm
-from regimes.collectives.layers import Layer, Traffic
+from regimes.collectives.layers import Layer, Shard, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import (
     Stack,
+    Workspace,
     left_product,
     orthonormalise,
     reconstruct,
@@ -58,10 +64,22 @@ class LowRank(Compressor):
         where = f"level of {type(self).__name__}"
         require(good, where, level, 'a rank, a whole number from 1, or "dense"')
 
+    def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
+        state = super().init(layer, seed, first_worker)
+        state.inner = layer.inner
+        return state
+
+    def numbers_of_rank(self, layer: Layer, level: Level) -> int:
+        """Those of both factors of each matrix of a layer."""
+        n, m = layer.inner or layer.matrix
+        count = layer.shape[0] if layer.inner else 1
+        return count * (n + m) * min(int(level), n, m)
+
 
 @dataclass
 class PowerState(State):
-    """``q``: the right factor of the last step, transposed; the same on every worker."""
+    """``q``: the right factor of the last step, transposed; the same on every worker. Those of
+    several matrices are below one another."""
 
     replaced: ClassVar[frozenset[str]] = frozenset({"q"})
     q: Float[Tensor, "rank m"] | None = None
@@ -117,40 +135,48 @@ class PowerSGD(LowRank):
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
         """Algorithm 1. The deltas are gradients plus residuals."""
-        ranks = bucket.once("ranks", lambda: _ranks(bucket))
-        keys = [*zip(ranks, [state.shard for state in bucket.states], strict=True)]
+        matrices = bucket.once("matrices", lambda: _matrices(bucket))
+        if not matrices:  # no expert is here
+            return [delta[0] for delta in bucket.deltas]
+        keys = [(matrix.rank, matrix.shard) for matrix in matrices]
         stacks = [
             stack.at_present()
-            for stack in bucket.of_deltas("stacks", lambda: stack_alike(bucket.deltas, keys))
+            for stack in bucket.of_deltas(
+                "stacks", lambda: stack_alike(_parts(bucket.deltas, matrices), keys)
+            )
         ]
+        shards = [matrices[stack.places[0]].shard for stack in stacks]
         last = bucket.once("last", _Factors)
-        right = self._warm_starts(bucket, stacks, last)
+        right = self._warm_starts(bucket, matrices, stacks, last)
         own = [left_product(q, stack) for q, stack in zip(right, stacks, strict=True)]
-        shares = bucket.once("left", lambda: _shares(stacks, own, bucket))
+        shares = bucket.once("left", lambda: _shares(stacks, own, bucket, matrices))
         left = self._mean(own, shares, comm)
-        left = self._orthonormal(left, stacks, bucket, comm)  # each [layers, r, n]
+        left = self._orthonormal(left, shards, bucket, comm)  # each [layers, r, n]
         own = [right_product(p, stack) for p, stack in zip(left, stacks, strict=True)]
-        right = self._mean_of_shards(own, stacks, bucket, comm)  # each [layers, r, m]
-        rooms = [bucket.states[stack.places[0]] for stack in stacks]
+        shares = bucket.once("right", lambda: _shares(stacks, own, bucket, matrices, shards))
+        right = self._mean_of_shards(own, shards, shares, comm)  # each [layers, r, m]
+        spaces = bucket.once("rooms", lambda: _rooms(bucket, matrices))
+        rooms = [spaces[stack.places[0]] for stack in stacks]
         if bucket.feedback:  # what remains in the deltas is the residual
             products = reconstruct_and_subtract_(stacks, left, right, rooms)
         else:
             products = [reconstruct(*x) for x in zip(left, right, rooms, strict=True)]
-        last.stacked, last.alone = right, unstack(stacks, right)
+        last.stacked, last.alone = right, _of_layers(bucket, matrices, unstack(stacks, right))
         for state, q in zip(bucket.states, last.alone, strict=True):
             state.q = q
-        return unstack(stacks, products)
+        return _of_layers(bucket, matrices, unstack(stacks, products))
 
     def _warm_starts(
-        self, bucket: Bucket, stacks: Sequence[Stack], last: _Factors
+        self, bucket: Bucket, matrices: Sequence[_Matrix], stacks: Sequence[Stack], last: _Factors
     ) -> list[Float[Tensor, "layers r m"]]:
         """The right factors of the last step, stacked."""
         states = bucket.states
         if last.alone and all(x.q is q for x, q in zip(states, last.alone, strict=True)):
             return last.stacked  # else a step was undone, or a state loaded
+        parts = _parts(bucket.deltas, matrices)
         starts = [
-            self._warm_start(*layer)
-            for layer in zip(states, bucket.levels, bucket.deltas, strict=True)
+            self._warm_start(states[matrix.layer], matrix, part)
+            for matrix, part in zip(matrices, parts, strict=True)
         ]
         return [stack_tensors([starts[i] for i in stack.places]) for stack in stacks]
 
@@ -164,55 +190,65 @@ class PowerSGD(LowRank):
         return [mean.to(factor.dtype) for mean, factor in zip(means, factors, strict=True)]
 
     def _orthonormal(
-        self, factors: list[Tensor], stacks: Sequence[Stack], bucket: Bucket, comm: Comm
+        self, factors: list[Tensor], shards: Sequence[Shard | None], bucket: Bucket, comm: Comm
     ) -> list[Tensor]:
-        """This process's part of orthonormal bases. All shards compute the basis of the joined
-        factor, which is the same on each, completed or not."""
-        shards = [bucket.states[stack.places[0]].shard for stack in stacks]
-        if shards[0] is None:
+        """This process's part of orthonormal bases. Where rows of a matrix are on several
+        processes, all of them compute the basis of the joined factor, which is the same on each,
+        completed or not."""
+        divided = {i: shard for i, shard in enumerate(shards) if shard is not None}
+        if not divided:
             return orthonormalise(factors, bucket.once)
-        counts = [factor.shape[0] * factor.shape[1] for factor in factors]  # of columns
+        counts = {i: factors[i].shape[0] * factors[i].shape[1] for i in divided}  # of columns
         joined = comm.join_shards(
-            [factor.flatten(0, 1).mT.reshape(-1) for factor in factors],  # row by row
-            [shard.chunk * count for shard, count in zip(shards, counts, strict=True)],
-            [shard.rows * count for shard, count in zip(shards, counts, strict=True)],
+            [factors[i].flatten(0, 1).mT.reshape(-1) for i in divided],  # row by row
+            [shard.chunk * counts[i] for i, shard in divided.items()],
+            [shard.rows * counts[i] for i, shard in divided.items()],
         )
-        whole = [
-            rows.view(-1, count).mT.unflatten(0, factor.shape[:2])
-            for rows, count, factor in zip(joined, counts, factors, strict=True)
-        ]
+        whole = list(factors)
+        for i, rows in zip(divided, joined, strict=True):
+            whole[i] = rows.view(-1, counts[i]).mT.unflatten(0, factors[i].shape[:2])
         bases = orthonormalise(whole, bucket.once)
-        return [basis[..., shard.here] for basis, shard in zip(bases, shards, strict=True)]
+        pairs = zip(bases, shards, strict=True)
+        return [basis if shard is None else basis[..., shard.here] for basis, shard in pairs]
 
     def _mean_of_shards(
-        self, own: Sequence[Tensor], stacks: Sequence[Stack], bucket: Bucket, comm: Comm
+        self,
+        own: Sequence[Tensor],
+        shards: Sequence[Shard | None],
+        shares: Sequence[Mapping[int, int]],
+        comm: Comm,
     ) -> list[Tensor]:
         """The workers' means of sums over shards. Each shard exchanges its share of the sum, so
         that the worker sends it once."""
-        shard = bucket.states[0].shard
-        if shard is None:
-            shares = bucket.once("right", lambda: _shares(stacks, own, bucket))
+        divided = [i for i, shard in enumerate(shards) if shard is not None]
+        if not divided:
             return self._mean(own, shares, comm)
-        sizes = [q[0].numel() for q in own]
-        heres = [replace(shard, rows=size).here for size in sizes]
-        shares = _shares(stacks, own, bucket, heres)
-        means = self._mean(comm.sum_shards([q.flatten(1) for q in own]), shares, comm)
-        joined = comm.join_shards(means, [-(-size // shard.count) for size in sizes], sizes)
-        return [q.view(of.shape[1:]) for q, of in zip(joined, own, strict=True)]
+        sent = list(own)
+        for i, part in zip(
+            divided, comm.sum_shards([own[i].flatten(1) for i in divided]), strict=True
+        ):
+            sent[i] = part
+        means = self._mean(sent, shares, comm)
+        sizes = [own[i][0].numel() for i in divided]
+        chunks = [-(-size // comm.world.shards) for size in sizes]
+        joined = comm.join_shards([means[i] for i in divided], chunks, sizes)
+        for i, q in zip(divided, joined, strict=True):
+            means[i] = q.view(own[i].shape[1:])
+        return means
 
-    def _warm_start(self, state: PowerState, level: Level, like: Tensor) -> Tensor:
-        """The last step's Q, ``[rank, m]``, with rows dropped, or added as seeded normal noise."""
-        rank = _rank(state, level, like)
-        forget = self.reset_on_change and state.q is not None and len(state.q) != rank
-        last = None if forget else state.q
-        return resize_rows(last, rank, like.shape[-1], like, (*state.key, "q"))
+    def _warm_start(self, state: PowerState, matrix: _Matrix, like: Tensor) -> Tensor:
+        """The last step's Q of a matrix, ``[rank, m]``, with rows dropped, or added as seeded
+        normal noise."""
+        last, rank = matrix.own(state.q, like.shape[2]), matrix.rank
+        if self.reset_on_change and last is not None and len(last) != rank:
+            last = None
+        return resize_rows(last, rank, like.shape[2], like, matrix.key(state, "q"))
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
         return update if level == DENSE else cast(Tensor, cast(PowerState, state).q)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        n, m = layer.matrix
-        floats = (n + m) * min(int(level), n, m)
+        floats = self.numbers_of_rank(layer, level)
         if self.wire != "full":
             return Traffic(floats / 2, floats * 2)
         return Traffic(floats, floats * itemsize)
@@ -226,35 +262,117 @@ class _Factors:
     alone: list[Tensor] = field(default_factory=list)
 
 
-def _ranks(bucket: Bucket) -> list[int]:
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of a bucket.
+
+    Attributes:
+        layer: the place of its layer among those of the bucket.
+        index, count: which of how many of the layer's matrices here.
+        number: of the whole layer's matrices; None: it is the only one.
+        shape: of what is here of it.
+        rank: of its factors.
+        shard: which rows of it are here; None: all.
+    """
+
+    layer: int
+    index: int
+    count: int
+    number: int | None
+    shape: tuple[int, int]
+    rank: int
+    shard: Shard | None
+
+    def own(self, factors: Tensor | None, width: int) -> Tensor | None:
+        """Its part of the factors of its layer, which are below one another; None: there are none
+        of this width, as in a state of an earlier version."""
+        if factors is None or factors.shape[1] != width or len(factors) % self.count:
+            return None
+        return factors.unflatten(0, (self.count, -1))[self.index]
+
+    def key(self, state: State, what: str) -> tuple[Any, ...]:
+        """Of its random numbers."""
+        return (*state.key, what, *(() if self.number is None else (self.number,)))
+
+
+def _matrices(bucket: Bucket) -> list[_Matrix]:
+    """The matrices of the layers, one after the other."""
+    found = []
     layers = zip(bucket.states, bucket.levels, bucket.deltas, strict=True)
-    return [_rank(*layer) for layer in layers]
+    for place, (state, level, delta) in enumerate(layers):
+        count, m = delta.shape[1:]
+        if state.inner is None:
+            rows = count if state.shard is None else state.shard.rows  # of the whole matrix
+            rank = min(int(level), rows, m)
+            found.append(_Matrix(place, 0, 1, None, (count, m), rank, state.shard))
+            continue
+        first = 0 if state.shard is None else state.shard.here.start
+        rank = min(int(level), *state.inner)
+        found += [
+            _Matrix(place, i, count, first + i, state.inner, rank, None) for i in range(count)
+        ]
+    return found
 
 
-def _rank(state: State, level: Level, like: Tensor) -> int:
-    """The rank of a factor: at most that of the whole matrix."""
-    rows = like.shape[1] if state.shard is None else state.shard.rows
-    return min(int(level), rows, like.shape[2])
+def _parts(
+    deltas: Sequence[Float[Tensor, "hosted _ _"]], matrices: Sequence[_Matrix]
+) -> list[Float[Tensor, "hosted _ _"]]:
+    """The numbers of each matrix, in the memory of its layer."""
+    if len(matrices) == len(deltas) and all(matrix.number is None for matrix in matrices):
+        return [*deltas]
+    found = []
+    for matrix in matrices:
+        delta = deltas[matrix.layer]
+        one = delta if matrix.number is None else delta[:, matrix.index]
+        found.append(one.view(len(delta), *matrix.shape))
+    return found
+
+
+def _of_layers(
+    bucket: Bucket, matrices: Sequence[_Matrix], values: Sequence[Float[Tensor, "_ _"]]
+) -> list[Tensor]:
+    """What the matrices of each layer have, below one another."""
+    if len(matrices) == len(bucket.deltas) and all(matrix.number is None for matrix in matrices):
+        return [*values]
+    found: list[list[Tensor]] = [[] for _ in bucket.deltas]
+    for matrix, value in zip(matrices, values, strict=True):
+        found[matrix.layer].append(value)
+    return [
+        own[0] if len(own) == 1 else torch.cat(own) if own else delta.new_empty((0, 1))
+        for own, delta in zip(found, bucket.deltas, strict=True)
+    ]
+
+
+def _rooms(bucket: Bucket, matrices: Sequence[_Matrix]) -> list[Workspace]:
+    """A workspace for each matrix: that of its layer, if it is the only one."""
+    return [
+        bucket.states[matrix.layer] if matrix.number is None else Workspace() for matrix in matrices
+    ]
 
 
 def _shares(
     stacks: Sequence[Stack],
     factors: Sequence[Float[Tensor, "hosted ..."]],
     bucket: Bucket,
-    here: Sequence[slice] = (),
+    matrices: Sequence[_Matrix],
+    shards: Sequence[Shard | None] = (),
 ) -> list[dict[int, int]]:
-    """How many of each factor's numbers each layer has, or of a part of them that lies ``here``.
+    """How many of each factor's numbers each layer has, or of the share of them that a shard sends.
     Empty where each factor is one layer's, in their order."""
-    if all(len(stack.places) == 1 for stack in stacks):
+    if len(stacks) == len(bucket.layers) == len(matrices) and not any(shards):
         return []
     found = []
     for i, (stack, factor) in enumerate(zip(stacks, factors, strict=True)):
         size = factor[0].numel() // len(stack.places)
-        part = here[i] if here else slice(0, factor[0].numel())
-        ends = [(at * size, (at + 1) * size) for at in range(len(stack.places))]
-        sizes = [max(0, min(part.stop, end) - max(part.start, start)) for start, end in ends]
-        layers = [bucket.layers[place] for place in stack.places]
-        found.append(dict(zip(layers, sizes, strict=True)))
+        part, shard = slice(0, factor[0].numel()), shards[i] if shards else None
+        if shard is not None:
+            part = replace(shard, rows=part.stop).here
+        share: dict[int, int] = {}
+        for at, place in enumerate(stack.places):
+            start, stop = max(part.start, at * size), min(part.stop, (at + 1) * size)
+            layer = bucket.layers[matrices[place].layer]
+            share[layer] = share.get(layer, 0) + max(0, stop - start)
+        found.append(share)
     return found
 
 
@@ -308,30 +426,28 @@ class ACPSGD(LowRank):
             object.__setattr__(self, "phases", 1)
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        ranks = [
-            min(int(level), *delta.shape[1:])
-            for level, delta in zip(bucket.levels, bucket.deltas, strict=True)
-        ]
-        rests, several = bucket.deltas, self.iterations > 1
+        matrices = bucket.once("matrices", lambda: _alone(_matrices(bucket)))
+        if not matrices:
+            return [delta[0] for delta in bucket.deltas]
+        rests, several = _parts(bucket.deltas, matrices), self.iterations > 1
         if several and not bucket.feedback:
-            rests = [delta.clone() for delta in rests]
+            rests = [rest.clone() for rest in rests]
+        states = [bucket.states[matrix.layer] for matrix in matrices]
+        spaces = bucket.once("rooms", lambda: _rooms(bucket, matrices))
         # layers may differ in which factor comes next, where the optimiser has left some out
-        stacks = stack_alike(
-            rests, [*zip(ranks, [state.is_left for state in bucket.states], strict=True)]
-        )
+        kinds = zip(matrices, states, strict=True)
+        stacks = stack_alike(rests, [(matrix.rank, state.is_left) for matrix, state in kinds])
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stacks]
         for half in range(self.iterations):
             if half:  # of what the half before has left
                 stacks = [stack.at_present() for stack in stacks]
             lasts = [
-                stack_tensors(
-                    [_last_factor(bucket.states[i], ranks[i], rests[i]) for i in x.places]
-                )
+                stack_tensors([_last_factor(states[i], matrices[i], rests[i]) for i in x.places])
                 for x in stacks
             ]
             bases, own, factors = orthonormalise(lasts, bucket.once), [], []
             for stack, basis in zip(stacks, bases, strict=True):
-                state = bucket.states[stack.places[0]]
+                state = states[stack.places[0]]
                 new = (right_product if state.is_left else left_product)(basis, stack)
                 own.append(new)
                 new = new.transpose(0, 1)  # [layers, L, r, side]
@@ -339,21 +455,21 @@ class ACPSGD(LowRank):
                 factors.append(_in_order(state, new, of_all))
             if bucket.feedback or half < self.iterations - 1:
                 subtract_products_(stacks, factors)
-            means = comm.mean(own, _shares(stacks, own, bucket))
+            means = comm.mean(own, _shares(stacks, own, bucket, matrices))
             for so_far, stack, mean, basis in zip(found, stacks, means, bases, strict=True):
-                so_far.append(_in_order(bucket.states[stack.places[0]], mean, basis))
-            for state, factor in zip(bucket.states, unstack(stacks, means), strict=True):
+                so_far.append(_in_order(states[stack.places[0]], mean, basis))
+            of_layers = _of_layers(bucket, matrices, unstack(stacks, means))
+            for state, factor in zip(bucket.states, of_layers, strict=True):
                 state.factor, state.is_left = factor, not state.is_left
         products = []
         for so_far, stack in zip(found, stacks, strict=True):
             p, q = (torch.cat(x, dim=1) if several else x[0] for x in zip(*so_far, strict=True))
-            products.append(reconstruct(p, q, bucket.states[stack.places[0]]))
-        return unstack(stacks, products)
+            products.append(reconstruct(p, q, spaces[stack.places[0]]))
+        return _of_layers(bucket, matrices, unstack(stacks, products))
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
-        n, m = layer.matrix
-        twice = self.iterations * (n + m) * min(int(level), n, m)
+        twice = self.iterations * self.numbers_of_rank(layer, level)
         return Traffic(twice / 2, twice * itemsize // 2)
 
     def phase(self, state: State) -> int:
@@ -361,10 +477,17 @@ class ACPSGD(LowRank):
         return int(cast(AlternatingState, state).is_left)
 
 
-def _last_factor(state: AlternatingState, rank: int, like: Tensor) -> Tensor:
+def _alone(matrices: Sequence[_Matrix]) -> list[_Matrix]:
+    """The same, where each shard is compressed by itself."""
+    return [replace(x, rank=min(x.rank, *x.shape), shard=None) for x in matrices]
+
+
+def _last_factor(state: AlternatingState, matrix: _Matrix, like: Tensor) -> Tensor:
     """The factor that a half-iteration takes from the half before, at this rank."""
     side, name = (1, "p") if state.is_left else (2, "q")
-    return resize_rows(state.factor, rank, like.shape[side], like, (*state.key, name))
+    width = like.shape[side]
+    last = matrix.own(state.factor, width)
+    return resize_rows(last, matrix.rank, width, like, matrix.key(state, name))
 
 
 def _in_order(state: AlternatingState, new: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,10 +38,14 @@ OTHERS = [Layer("experts", (8, 24, 16)), Layer("patches", (32, 3, 4, 4)), Layer(
 
 @dataclass
 class Naive:
-    """One matrix: residuals of all workers and the right factor, columns of Q."""
+    """One matrix: residuals of all workers and the right factor, columns of Q.
+
+    ``number``: of an expert, which is a matrix of its own.
+    """
 
     name: str
     workers: int
+    number: tuple[int, ...] = ()
     residual: np.ndarray | None = None
     q: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
 
@@ -63,7 +67,7 @@ class Naive:
     def _start(self, rank: int, m: int) -> np.ndarray:
         kept = list(self.q.T[:rank])
         for column in range(len(kept), rank):
-            generator = make_generator(SEED, self.name, "q", column)
+            generator = make_generator(SEED, self.name, "q", *self.number, column)
             kept.append(torch.randn(m, generator=generator, dtype=F64).numpy())
         return np.stack(kept, 1)
 
@@ -73,26 +77,35 @@ def check(layers: Sequence[Layer], workers: int, levels: Sequence[dict[str, Leve
     world = World(workers)
     world.meter.dtype = F64
     reducer = Reducer(PowerSGD(), layers, world, SEED)
-    naive = {x.name: Naive(x.name, workers) for x in layers if x.compressed}
+    naive = {x.name: _matrices(x, workers) for x in layers if x.compressed}
     draw = torch.Generator().manual_seed(1)
     for by_name in levels:
         stack = torch.randn(workers, sum(x.size for x in layers), generator=draw, dtype=F64)
-        parts = stack.split([x.size for x in layers], dim=1)
-        gradients = [p.view(workers, *x.shape) for p, x in zip(parts, layers, strict=True)]
+        rows = stack.split([x.size for x in layers], dim=1)
+        gradients = [p.view(workers, *x.shape) for p, x in zip(rows, layers, strict=True)]
         given = [_level(x, by_name) for x in layers]
         losses = torch.zeros(workers, dtype=F64)
         updates, _ = Exchange(reducer).exchange_step(gradients, given, losses, stack)
         for layer, gradient, update, level in zip(layers, gradients, updates, given, strict=True):
             expected = gradient.mean(0)
             if layer.compressed:
-                matrix = gradient.reshape(workers, *layer.matrix).numpy()
-                expected = torch.from_numpy(naive[layer.name].step(matrix, level))
+                own = naive[layer.name]
+                shape = workers, len(own), *(layer.inner or layer.matrix)
+                parts = gradient.reshape(shape).transpose(0, 1).numpy()
+                found = [one.step(part, level) for one, part in zip(own, parts, strict=True)]
+                expected = torch.from_numpy(np.stack(found))
             close(update, expected.view(layer.shape), layer.name)
     for layer, state in zip(layers, reducer.states, strict=True):
         if layer.compressed and state.residual is not None:
-            kept = naive[layer.name].residual
-            assert kept is not None
-            close(state.residual.flatten(), torch.from_numpy(kept).flatten(), layer.name)
+            kept = [one.residual for one in naive[layer.name] if one.residual is not None]
+            owed = torch.from_numpy(np.stack(kept, 1))
+            close(state.residual.flatten(), owed.flatten(), layer.name)
+
+
+def _matrices(layer: Layer, workers: int) -> list[Naive]:
+    if layer.name != "experts":
+        return [Naive(layer.name, workers)]
+    return [Naive(layer.name, workers, (i,)) for i in range(layer.shape[0])]
 
 
 def _level(layer: Layer, by_name: dict[str, Level]) -> Level:

@@ -7,12 +7,14 @@ import dataclasses
 import pytest
 import torch
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
+from torch import Tensor
 
 from analysis.plugins.cosine import DCTTopK
 from regimes.collectives.layers import Layer
 from regimes.compression import Compressor, make_compressor
+from regimes.compression.bucket import Bucket
 from regimes.compression.elementwise import Cast
-from regimes.compression.powersgd import ACPSGD, PowerSGD
+from regimes.compression.powersgd import ACPSGD, PowerSGD, _matrices
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, by_threshold, top_indices
 from regimes.config import DENSE
@@ -153,13 +155,17 @@ def test_q_is_kept_when_the_rank_changes() -> None:
     grads = gradients(2, 0)[:1]
     step(reducer, grads, 3)
     three = reducer.states[0].q.clone()  # type: ignore[attr-defined]
-    start = PowerSGD()._warm_start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
-    assert torch.equal(start, three[:2])
-    start = PowerSGD()._warm_start(reducer.states[0], 5, grads[0])  # type: ignore[arg-type]
-    assert torch.equal(start[:3], three)
-    assert start.shape == (5, 10)
-    start = PowerSGD(reset_on_change=True)._warm_start(reducer.states[0], 2, grads[0])  # type: ignore[arg-type]
-    assert not torch.equal(start, three[:2])
+
+    def start(compressor: PowerSGD, rank: int) -> Tensor:
+        bucket = Bucket([0], reducer.states, [rank], True)
+        bucket.take(grads)
+        (matrix,) = _matrices(bucket)
+        return compressor._warm_start(reducer.states[0], matrix, grads[0])  # type: ignore[arg-type]
+
+    assert torch.equal(start(PowerSGD(), 2), three[:2])
+    assert torch.equal(start(PowerSGD(), 5)[:3], three)
+    assert start(PowerSGD(), 5).shape == (5, 10)
+    assert not torch.equal(start(PowerSGD(reset_on_change=True), 2), three[:2])
 
 
 def test_powersgd_recovers_from_a_zero_gradient() -> None:

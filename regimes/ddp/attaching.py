@@ -20,6 +20,7 @@ from regimes.console.units import format_quantity
 from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
+from regimes.ddp.nodes import GivenNodes
 from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients
 from regimes.ddp.steps import Attached, HookSteps
@@ -56,6 +57,7 @@ def attach(
     every: GivenEnd = "epoch",
     record: str | Path | RecordOptions | None = None,
     scaler: HasScale | None = None,
+    nodes: GivenNodes = None,
     timeout: float = 600.0,
 ) -> Hook:
     """Let a model of DistributedDataParallel exchange compressed gradients, at a constant level or
@@ -100,6 +102,13 @@ def attach(
         scaler: the GradScaler that scales the loss, if one does. The hook works in units of the
             unscaled loss: another scale changes neither residuals nor norms. One of torch that
             steps the model's optimiser is found without this argument.
+        nodes: where several devices share a node, a worker can be a node: gradients are averaged
+            within it at full precision, and each device exchanges its rows of every layer with the
+            same rows of the other nodes. A number of nodes, whose processes have consecutive ranks,
+            or the dimension between nodes of a mesh, ``mesh["node"]``. Without it the nodes of the
+            launcher (torchrun) are workers where that sends less between nodes, with compressors
+            whose numbers cannot be added up on the way, and process 0 says so. False: each process
+            is a worker.
         timeout: seconds until a process that the others wait for counts as lost.
 
     Raises:
@@ -108,8 +117,11 @@ def attach(
     asked = _Asked(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
-    source = DDPGradients(model)
-    return asked.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
+    source = DDPGradients(model, nodes)
+    hook = asked.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
+    if nodes is None and source.nodes is not None and hook.world.rank == 0:
+        print(_describe_nodes(hook), file=sys.stderr)
+    return hook
 
 
 @takes_earlier
@@ -321,6 +333,8 @@ class _Asked:
         }
         found = [mode for mode, applies in conditions.items() if applies]
         capabilities.check(chosen.needed_parts(), [capabilities.HOOK, *modes, *found])
+        if isinstance(source, DDPGradients):
+            source.choose_nodes(chosen, [capabilities.HOOK, *modes, *found], float(self.timeout))
         hook = Hook(
             source,
             chosen,
@@ -336,6 +350,16 @@ class _Asked:
         if nothing_named and hook.world.rank == 0:
             choices.warn_of_unnamed()
         return hook
+
+
+def _describe_nodes(hook: Hook) -> str:
+    """That a node is a worker, where nobody has asked for it."""
+    workers, each = hook.world.workers, hook.world.shards
+    return (
+        f"regimes: a worker is a node: the {each} processes of each of the {workers} nodes average "
+        "their gradients at full precision, and what nodes exchange is compressed (nodes=False: "
+        "each process compresses its own)"
+    )
 
 
 def _describe_memory(hook: Hook) -> str:

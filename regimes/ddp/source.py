@@ -92,11 +92,15 @@ class DDPGradients:
     nodes: Sequence[Sequence[int]] | None = None
     follows = False  # nor does DDP
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, nodes: GivenNodes = None) -> None:
         """
+        Args:
+            nodes: as `regimes.attach` is given them.
+
         Raises:
             ConfigError: the hook cannot serve the model, or it has a communication hook already.
         """
+        self.given = nodes
         # Weak: DDP keeps the hook in C++, where the garbage collector sees no cycle. A strong
         # reference would keep the model, and its process group, for ever.
         self.model, self._model = proxy(ddp := _ddp_model(model)), ref(ddp)
@@ -125,13 +129,11 @@ class DDPGradients:
         tensor = _tensor_parallel([*self.parameters.values()])
         return on_group(group, self.device, timeout, tensor=tensor)
 
-    def choose_nodes(
-        self, given: GivenNodes, chosen: Choice, modes: Collection[Mode], timeout: float
-    ) -> None:
+    def choose_nodes(self, chosen: Choice, modes: Collection[Mode], timeout: float) -> None:
         """Decide whether a node is a worker, see `ddp.nodes.choose_nodes`."""
         ranks = Group.of_torch(self.model.process_group).ranks
         divided = _tensor_parallel([*self.parameters.values()]) is not None
-        self.nodes = choose_nodes(given, ranks, chosen, modes, divided, timeout)
+        self.nodes = choose_nodes(self.given, ranks, chosen, modes, divided, timeout)
         self.config = {} if self.nodes is None else {"nodes": len(self.nodes)}
 
     def shared_facts(self) -> dict[str, Any]:

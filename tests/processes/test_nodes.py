@@ -1,0 +1,146 @@
+"""DDP on nodes of several processes: a worker is a node, and the training is that of a simulation
+with a worker for each node; without compression it is that of DDP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_scripts import group, hsdp, nodes
+from ddp_scripts.hsdp import Case
+
+import regimes
+from regimes.collectives.layers import Layer
+
+TOPK = (("low", 40), ("high", 5))
+CASES = [
+    Case(side=True, clip=0.5),  # joins the rows of a node
+    Case("topk", TOPK, side=True, measured=True),  # sees each device's by themselves
+    Case({"name": "quantised-all-reduce", "block": 16}, (("low", 8), ("high", 4))),
+    Case("dense", (("low", "dense"), ("high", "dense"))),
+]
+EXACT = 1e-12
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize(("count", "each"), [(2, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
+def test_nodes_train_as_a_simulation_with_a_worker_for_each(count: int, each: int) -> None:
+    found = group.run(nodes.trained, count * each, count, each, CASES)
+    for i, case in enumerate(CASES):
+        oracle = hsdp.simulated(count, each, case)
+        for rank, results in enumerate(found):
+            mine, (node, device) = results[i], divmod(rank, each)
+            for name, tensor in oracle["weights"].items():
+                assert close(mine["weights"][name], tensor), (case, name)
+            for row, theirs in zip(mine["rows"], oracle["rows"], strict=True):
+                assert row["layers"]["level"] == theirs["layers"]["level"]
+                assert row["statistics"]["norm:update"] == pytest.approx(
+                    theirs["statistics"]["norm:update"], rel=1e-9
+                )
+            for owed, residual in zip(mine["residuals"], oracle["residuals"], strict=True):
+                if residual is not None and owed is not None:
+                    rows = Layer("", (residual.shape[1],)).on(device, each).shard
+                    assert rows is not None
+                    assert close(owed[0], residual[node, rows.here])
+
+
+def test_at_dense_the_weights_are_those_of_ddp() -> None:
+    for ours, theirs in group.run(nodes.plain, 4, 2, 2):
+        for name, tensor in theirs.items():
+            assert close(ours[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("compressor", "level"), [("dense", "dense"), ("powersgd", 64)])
+def test_layers_of_any_shape_and_type_are_divided_and_joined(
+    dtype: torch.dtype, compressor: str, level: Any
+) -> None:
+    close_to = {"rtol": 1e-12 if dtype == torch.float64 else 2e-2, "atol": 1e-2}
+    if dtype == torch.float64:
+        close_to["atol"] = 1e-12
+    for pairs in group.run(nodes.odd, 4, 2, dtype, compressor, level):
+        for ours, theirs in pairs:
+            assert torch.allclose(ours.double(), theirs.double(), **close_to)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("case", [Case(), Case("topk", TOPK), Case("acp-sgd")], ids=str)
+def test_a_job_that_was_killed_ends_in_the_same_bits(
+    tmp_path: Path, case: Case, whole: bool
+) -> None:
+    parts = group.run(nodes.resumed, 4, 2, 2, case, str(tmp_path / "run"), whole)
+    straight = group.run(nodes.trained, 4, 2, 2, [case])
+    for part, (alone,) in zip(parts, straight, strict=True):
+        for name, tensor in alone["weights"].items():
+            assert torch.equal(part["weights"][name], tensor), name
+        for key in ("bytes", "floats", "layers"):
+            assert [row[key] for row in part["rows"]] == [row[key] for row in alone["rows"]]
+        assert part["sent"] == alone["sent"]
+    record = regimes.load(tmp_path / "run")
+    assert (record.header["world"]["workers"], record.header["world"]["shards"]) == (2, 2)
+    assert record.header["config"]["nodes"] == 2
+    assert len(record.epochs) == hsdp.UNITS
+
+
+def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(tmp_path: Path) -> None:
+    file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
+    before = group.run(nodes.moved, 4, 2, case, file, False)[0][1]
+    for nodes_now, processes in ((2, 6), (3, 6), (2, 4)):
+        found = group.run(nodes.moved, processes, nodes_now, case, file, True)
+        assert torch.allclose(found[0][0], before, rtol=1e-12)
+        before = found[0][1]
+
+
+def test_a_state_of_workers_of_another_kind_is_refused_with_the_argument_that_keeps_it(
+    tmp_path: Path,
+) -> None:
+    file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
+    for saved, here, says in ((False, 2, "nodes=False"), (2, False, "nodes=2")):
+        group.run(nodes.moved, 4, saved, case, file, False)
+        for found in group.run(nodes.moved, 4, here, case, file, True):
+            assert isinstance(found, str)
+            assert says in found
+
+
+def test_every_process_sees_a_gradient_that_is_not_finite() -> None:
+    for found in group.run(nodes.not_finite, 4, 2):
+        assert found == {"seen": [True, False, True], "rows": [1, 0]}
+
+
+EIGHT = {"compressor": "quantised-all-reduce", "level": 8}
+CALLS: list[tuple[dict[str, Any], Any]] = [
+    (EIGHT, 2),
+    ({"compressor": "topk", "level": 10}, 2),
+    ({"compressor": "powersgd", "level": 1}, None),  # a mean, which is added up on the way
+    ({"compressor": "dense", "level": "dense"}, None),
+    ({**EIGHT, "nodes": False}, None),
+    ({**EIGHT, "nodes": 4}, None),  # each process is one
+    ({"compressor": "powersgd", "level": 1, "nodes": 2}, 2),
+    ({**EIGHT, "mesh": (2, 2)}, 2),
+    ({**EIGHT, "nodes": 3}, "nodes"),
+    ({**EIGHT, "nodes": 1}, "nodes"),
+    ({**EIGHT, "nodes": True}, "nodes"),
+    ({**EIGHT, "nodes": "all"}, "nodes"),
+    ({"compressor": "whole", "level": 10}, None),  # needs whole layers
+    ({"compressor": "whole", "level": 10, "nodes": 2}, "nodes=False"),
+]
+
+
+def test_a_worker_is_a_node_where_that_sends_less_and_the_record_says_so() -> None:
+    for rank, found in enumerate(group.run(nodes.chosen, 4, 2, [call for call, _ in CALLS])):
+        for (call, expected), got in zip(CALLS, found, strict=True):
+            if isinstance(expected, str):
+                assert isinstance(got, str), (call, got)
+                assert expected in got
+                continue
+            assert not isinstance(got, str), (call, got)
+            assert got["nodes"] == expected, call
+            assert got["world"].get("shards", 1) == (1 if expected is None else 2)
+            assert got["world"]["workers"] == (expected or 4)
+            by_default = not call.keys() & {"nodes", "mesh"} and expected is not None
+            assert ("nodes=False" in got["said"]) == (by_default and rank == 0)

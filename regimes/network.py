@@ -223,6 +223,8 @@ class Work:
             count as equal in size.
         overlaps: may collectives run while gradients are computed? Not with local steps, which
             exchange parameters after a step.
+        inside: what the devices of a node send each other before and after, one device's work,
+            where a node is the worker; None: each device is a worker.
     """
 
     compute: float
@@ -230,6 +232,7 @@ class Work:
     calls: Mapping[str, float]
     bytes: Mapping[str, float]
     overlaps: bool = True
+    inside: Work | None = None
 
     def every(self, period: float) -> Work:
         """The mean step of a round of ``period`` local steps, with one exchange."""
@@ -240,7 +243,8 @@ class Work:
         calls = {kind: steps * n for kind, n in self.calls.items()}
         size = {kind: steps * n for kind, n in self.bytes.items()}
         seconds = steps * self.compute, steps * self.compress
-        return Work(*seconds, calls, size, self.overlaps)
+        inside = None if self.inside is None else self.inside * steps
+        return Work(*seconds, calls, size, self.overlaps, inside)
 
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
@@ -274,10 +278,14 @@ class Work:
                 pipeline of two stages and B equal parts takes max + min / B of the stages.
         """
         require(buckets >= 1, "buckets", buckets, "at least 1")
+        parts = buckets if self.overlaps else 1
+        return self.seconds_with(self.communicate(network, workers, algorithm, parts), buckets)
+
+    def seconds_with(self, waiting: Values, buckets: int = 1) -> Values:
+        """The same where the collectives take so many seconds."""
         if not self.overlaps:
-            return self.compute + self.compress + self.communicate(network, workers, algorithm)
-        first = BACKWARD * self.compute + self.compress
-        second = self.communicate(network, workers, algorithm, buckets)
+            return self.compute + self.compress + waiting
+        first, second = BACKWARD * self.compute + self.compress, waiting
         piped = np.maximum(first, second) + np.minimum(first, second) / buckets
         return (1 - BACKWARD) * self.compute + piped
 

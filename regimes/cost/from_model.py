@@ -31,6 +31,7 @@ from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import (
     WIDE,
     describe_whole_layers,
+    describe_workers,
     parse_methods,
     tabulate_curves,
     tabulate_methods,
@@ -88,6 +89,7 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> DataParallelJob:
         bucket=options.bucket_mb * 2**20,
         algorithm=algorithm,
         priced=priced,
+        worker=options.worker,
         **_links(options),
     )
 
@@ -105,6 +107,11 @@ def _refuse_idle(options: JobOptions, model: Model) -> None:
         raise ConfigError(
             f"--items changes nothing beside --step, because the operations of a {model.item} of "
             f"{model.name} are not known: add them, e.g. --flops 8e9, or leave --items out"
+        )
+    if options.worker is not None and 1 in (options.nodes, options.gpus):
+        raise ConfigError(
+            "--worker changes nothing with --nodes 1 or --gpus 1: a device and a node are the same "
+            "there: leave it out"
         )
     if options.within is not None and options.gpus == 1:
         raise ConfigError("--within changes nothing with --gpus 1: leave it out")
@@ -202,7 +209,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     console.print(
         tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
     )
-    for note in describe_whole_layers(planned, methods):
+    for note in (*describe_whole_layers(planned, methods), *describe_workers(frame)):
         console.print(f"note: {note}", markup=False)
     console.print(sentence, markup=False)
     return frame

@@ -3,7 +3,8 @@
 ``nodes`` machines have ``gpus`` devices each, and each device is a replica. The replicas' mean
 crosses the link between nodes, and where there is one node the link within. A ring over replicas
 that are numbered node by node enters and leaves each node once, so that a node's link carries what
-one replica's link would.
+one replica's link would. Or a node is the worker (``Work.inside``): its devices divide the mean of
+their gradients, and each exchanges its rows; together they send what one worker sends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
 LARGEST = 10**5  # bytes of a file of links
 WITHIN, BETWEEN = Network(400e9, 5e-6), Network(10e9, 50e-6)
 Priced = Literal["device", "step", "assumed"]
+Worker = Literal["node", "device"]
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ class DataParallelJob:
         bucket: bytes of the gradient that are reduced together, while the backward pass goes on.
         priced: whose speed of the memory that is: of the "device" that was named, as the "step"
             implies, or of the "assumed" one, where nothing says it.
+        worker: what compresses a gradient of its own; None: for each method what `regimes.attach`
+            takes for a worker (``nodes``).
     """
 
     model: Model
@@ -157,6 +161,7 @@ class DataParallelJob:
     bucket: float = 25 * 2**20
     algorithm: str = FASTEST
     priced: Priced = "device"
+    worker: Worker | None = None
 
     def __post_init__(self) -> None:
         check_counts(self)
@@ -188,14 +193,25 @@ class DataParallelJob:
     def seconds(self, work: Work) -> Values:
         """Predicted seconds of one step; an array where the slow link's bandwidth is one."""
         how = (self.replicas, self.algorithm, self.buckets)
-        slow = self.on_link(work).seconds(self.link, *how)
+        slow = work.seconds_with(self.waiting(work), self.buckets)
         # The ring then crosses the links within nodes, too.
-        if self.nodes > 1 and self.gpus > 1:
+        if self.nodes > 1 and self.gpus > 1 and work.inside is None:
             slow = np.maximum(slow, work.seconds(self.within, *how))
         return slow
 
+    def waiting(self, work: Work) -> Values:
+        """Predicted seconds of one step in collectives."""
+        parts = self.buckets if work.overlaps else 1
+        if work.inside is None:
+            how = (self.link, self.replicas, self.algorithm, parts)
+            return self.on_link(work).communicate(*how)
+        inside = work.inside.communicate(self.within, self.gpus, self.algorithm, parts)
+        return inside + work.communicate(self.link, self.nodes, self.algorithm, parts)
+
     def bytes(self, work: Work) -> float:
         """Bytes that a slow link carries in each direction in one step."""
+        if work.inside is not None:
+            return work.crossing(self.nodes, self.algorithm)
         return self.on_link(work).crossing(self.replicas, self.algorithm)
 
     def on_link(self, work: Work) -> Work:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from regimes.compression import make_compressor
-from regimes.compression.calls import WIDE, collectives_of
+from regimes.compression.calls import WIDE, collectives_of, sends_apart
 from regimes.compression.traffic import name_whole_layers
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
@@ -119,9 +119,14 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
 
 
 def method_work(job: DataParallelJob, method: Method) -> Work:
-    """The mean step of one replica."""
+    """The mean step of one worker; its seconds are those of one device."""
     layers, itemsize = job.model.layers, job.itemsize
-    chosen, level, workers = make_compressor(method.table), method.level, job.replicas
+    chosen, level, of_node = (
+        make_compressor(method.table),
+        method.level,
+        node_is_worker(job, method),
+    )
+    workers = job.nodes if of_node else job.replicas
     packed = [layer for layer in layers if layer.compressed and level != DENSE]
     packed = [layer for layer in packed if not chosen.exceeds(layer, level, workers)]
     plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
@@ -132,8 +137,37 @@ def method_work(job: DataParallelJob, method: Method) -> Work:
     calls = {"mean": 1.0, **calls} if plain else calls
     transfers = TRANSFERS.get(method.table["name"], OTHERS) if packed else 0
     moved = transfers * WIDE * sum(layer.size for layer in packed)
-    once = Work(job.compute, moved / job.memory, calls, size)
-    return once.every(method.period)
+    if not of_node:
+        once = Work(job.compute, moved / job.memory, calls, size)
+        return once.every(method.period)
+    # Gradients are reduced in their own type, and shared updates gathered in it.
+    whole, each = job.model.size * itemsize, job.gpus
+    inside = {"scatter": whole * (each - 1) / each, "gather": whole / each}
+    times = {"scatter": 1.0, "gather": 1.0}
+    if packed and chosen.joins_shards:  # the factors, which are joined as well
+        inside["scatter"] += sent * (each - 1) / each
+        inside["gather"] += sent / each
+        times = {"scatter": 2.0, "gather": 3.0}
+    within = Work(0.0, 0.0, times, inside)
+    return Work(job.compute, moved / each / job.memory, calls, size, inside=within)
+
+
+def node_is_worker(job: DataParallelJob, method: Method) -> bool:
+    """Is a node the worker, whose devices average their gradients first? Local steps have none."""
+    if 1 in (job.nodes, job.gpus) or method.period > 1 or job.worker == "device":
+        return False
+    return job.worker == "node" or sends_apart(make_compressor(method.table), [method.level])
+
+
+def describe_workers(frame: pd.DataFrame) -> list[str]:
+    """A sentence that says of which methods a node is the worker."""
+    names = frame["method"][frame["worker"] == "node"]
+    if names.empty:
+        return []
+    return [
+        f"a worker is a node, whose devices average their gradients first: {', '.join(names)} "
+        "(--worker device: each device compresses its own)"
+    ]
 
 
 def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> list[str]:
@@ -153,27 +187,26 @@ def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> li
 def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.DataFrame:
     """One row per method, the dense one first.
 
-    Columns: method, seconds of a step; its parts compute, compress and communicate; ``hidden``, the
-    share of the communication that runs during the backward pass; bytes that a slow link carries in
-    a step and ``bytes_per_day``; ``speed_up`` over dense, and ``break_even``, the bandwidth in
-    bits/s below which the method is faster than dense (as `network.crossing_bandwidth`), nan where
-    the device is assumed; ``loss``, the verdict of `evidence`, and where it was measured: ``harm``
-    with ``harm_ci_low``, ``harm_ci_high`` and ``unit``, ``grid``, ``data``, ``parameters``, ``n``,
-    and ``times``, how many times as large the job's model is; empty where nothing was.
+    Columns: method; worker, "node" or "device"; seconds of a step; its parts compute, compress and
+    communicate; ``hidden``, the share of the communication that runs during the backward pass;
+    bytes that a slow link carries in a step and ``bytes_per_day``; ``speed_up`` over dense, and
+    ``break_even``, the bandwidth in bits/s below which the method is faster than dense (as
+    `network.crossing_bandwidth`), nan where the device is assumed; ``loss``, the verdict of
+    `evidence`, and where it was measured: ``harm`` with ``harm_ci_low``, ``harm_ci_high`` and
+    ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and ``times``, how many times as large the
+    job's model is; empty where nothing was.
     """
     rows = []
     dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"
     base = seconds_by_bandwidth(job, dense)
     for method, step in methods_work(job, methods):
-        seconds = float(job.seconds(step))
-        parts = job.buckets if step.overlaps else 1
-        how = (job.link, job.replicas, job.algorithm, parts)
-        waiting = float(job.on_link(step).communicate(*how))
+        seconds, waiting = float(job.seconds(step)), float(job.waiting(step))
         sent = job.bytes(step)
         hidden = step.compute + step.compress + waiting - seconds
         rows.append(
             {
                 "method": method.label,
+                "worker": "device" if step.inside is None else "node",
                 "seconds": seconds,
                 "compute": step.compute,
                 "compress": step.compress,

@@ -31,6 +31,8 @@ class JobOptions:
             10Gbit/s,50us.
         links: file of both, which torchrun ... -m regimes doctor --links FILE writes; --within and
             --between replace what it has.
+        worker: what compresses a gradient of its own: each device, or a node, whose devices average
+            their gradients first (attach(..., nodes=...)); default what attach chooses.
         dtype: in which a dense gradient travels.
         bucket_mb: MiB of the gradient that are reduced together during the backward pass.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4 dense/32.
@@ -49,6 +51,7 @@ class JobOptions:
     within: str | None = None
     between: str | None = None
     links: Path | None = None
+    worker: Literal["node", "device"] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     bucket_mb: float = 25.0
     methods: tuple[str, ...] | None = None

@@ -498,3 +498,43 @@ def test_transfers_name_compressors() -> None:
     from regimes.compression import REGISTRY
 
     assert methods.TRANSFERS.keys() <= REGISTRY.keys()
+
+
+# -- nodes of several devices ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [*USUAL, "acp-sgd:2"])
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_a_node_sends_what_one_device_would(text: str, nodes: int) -> None:
+    method = parse_method(text)
+    one = two(nodes=nodes)
+    several = replace(one, gpus=8, worker="node")
+    work = method_work(several, method)
+    if method.period > 1:  # local steps have a worker for each device
+        assert work.inside is None
+        return
+    assert several.bytes(work) == one.bytes(method_work(one, method))
+    # the whole gradient within a node, of which a device keeps an eighth, and back
+    assert work.inside is not None
+    full = {"scatter": 4 * GPT2.size * 7 / 8, "gather": 4 * GPT2.size / 8}
+    if method.table["name"] != "powersgd":  # which joins its factors, too
+        assert work.inside.bytes == full
+    links = {"within": Network(1e9, 0.0), "between": Network(np.inf, 0.0)}
+    sent = sum(work.inside.bytes[kind] * {"scatter": 1, "gather": 7}[kind] for kind in full)
+    seconds = replace(several, **links).waiting(work)
+    assert seconds == pytest.approx(8 * sent / 1e9)
+
+
+@pytest.mark.parametrize("text", USUAL)
+def test_by_default_a_node_is_the_worker_as_attach_has_it(text: str) -> None:
+    method, job = parse_method(text), two(nodes=4, gpus=8)
+    by_device, by_node = (
+        tabulate_methods(replace(job, worker=worker), [method]).iloc[-1]
+        for worker in ("device", "node")
+    )
+    usual = tabulate_methods(job, [method]).iloc[-1]
+    name = method.table["name"]
+    apart = name in ("quantised-all-reduce", "topk", "sign") and method.period == 1
+    assert usual["worker"] == ("node" if apart else "device")
+    assert usual["bytes"] == (by_node if apart else by_device)["bytes"]
+    assert not apart or by_node["bytes"] < by_device["bytes"] / 2

@@ -44,6 +44,39 @@ def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, flo
     return mean, min(mean, low), max(mean, high)
 
 
+def ratio_interval(
+    over: Sequence[float],
+    under: Sequence[float],
+    quantile: float | None = None,
+    least_spread: float = 0.0,
+) -> tuple[float, float]:
+    """The interval of the ratio of two means of paired values (Fieller 1954): the ratios r at which
+    the mean of ``over - r x under`` is not significantly different from 0. nan where it has no two
+    ends, because the lower mean may be 0; and for fewer than ``LEAST`` values.
+
+    Args:
+        quantile: of the t distribution; default that of a 95 % interval.
+        least_spread: the standard deviation that either has at least, because it is rounded.
+    """
+    from scipy.special import stdtrit
+
+    x, y, n = np.asarray(under, float), np.asarray(over, float), len(over)
+    if n < LEAST:
+        return math.nan, math.nan
+    square = float(stdtrit(n - 1, 0.975) if quantile is None else quantile) ** 2
+    (xx, xy), (_, yy) = np.cov(x, y) / n
+    xx, yy = (max(own, least_spread**2 / n) for own in (xx, yy))
+    a, b, c = (
+        x.mean() ** 2 - square * xx,
+        x.mean() * y.mean() - square * xy,
+        y.mean() ** 2 - square * yy,
+    )
+    inside = b * b - a * c
+    if a <= 0 or inside < 0:
+        return math.nan, math.nan
+    return float((b - math.sqrt(inside)) / a), float((b + math.sqrt(inside)) / a)
+
+
 def interval_names(column: str = "") -> tuple[str, str]:
     """The columns of an interval's ends: ``ci_low`` and ``ci_high``; in a table of several means,
     after the name of the mean's column.

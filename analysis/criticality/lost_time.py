@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
@@ -26,7 +25,7 @@ from regimes.errors import RecordError
 from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.statistics import LEAST
+from regimes.statistics import interval_names, ratio_interval
 
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word
@@ -143,33 +142,9 @@ def lost_time(found: Tree) -> pd.DataFrame:
             row |= estimate(part["harm"].to_list(), "harm")
             row |= estimate(part["harm_deletion"].to_list(), "deletion")
             rows.append(row | {"share": row["deletion"] / row["harm"] if row["harm"] else math.nan})
-        rows[-len(parts)] |= _share_by_seed(whole)
+        ends = ratio_interval(whole["harm_deletion"].to_list(), whole["harm"].to_list())
+        rows[-len(parts)] |= dict(zip(interval_names("share"), ends, strict=True))
     return pd.DataFrame(rows)
-
-
-def _share_by_seed(whole: pd.DataFrame) -> dict[str, float]:
-    """The interval of a ratio of means over seeds (Fieller 1954); nan where it has no two ends."""
-    from scipy.stats import t
-
-    x, y = whole["harm"].to_numpy(float), whole["harm_deletion"].to_numpy(float)
-    n = len(x)
-    if n < LEAST:
-        return {"share_ci_low": math.nan, "share_ci_high": math.nan}
-    (xx, xy), (_, yy) = np.cov(x, y) / n
-    quantile = float(t.ppf(0.975, n - 1)) ** 2
-    # the shares r at which the mean of y - r x is not significantly different from 0
-    a, b, c = (
-        x.mean() ** 2 - quantile * xx,
-        x.mean() * y.mean() - quantile * xy,
-        y.mean() ** 2 - quantile * yy,
-    )
-    inside = b * b - a * c
-    if a <= 0 or inside < 0:  # harm itself may be 0
-        return {"share_ci_low": math.nan, "share_ci_high": math.nan}
-    return {
-        "share_ci_low": float((b - math.sqrt(inside)) / a),
-        "share_ci_high": float((b + math.sqrt(inside)) / a),
-    }
 
 
 def nulls(found: Tree) -> pd.DataFrame:

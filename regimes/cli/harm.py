@@ -19,6 +19,7 @@ def harm(
     runs: int | None = None,
     group: Patterns = (),
     margin: float | None = None,
+    deletion: bool = True,
     parts: int = 4,
     set: Settings = (),
     first_seed: int = 0,
@@ -40,6 +41,7 @@ def harm(
             several times, each is tried by itself.
         margin: call a phase safe if its harm is below this; default 1 point of accuracy, else 2 %
             of the metric, where that does not end close to 0.
+        deletion: leave the same units out beside each pulse, too, which says what lost time costs.
         parts: number of windows that are tried first.
         set: change a field in all runs.
         first_seed: seed of the first trunk.
@@ -65,6 +67,7 @@ def harm(
             jobs=jobs,
             margin=margin,
             groups=group,
+            deletion=deletion,
             parts=parts,
             first_seed=first_seed,
             show=show,

@@ -12,6 +12,10 @@ of the trunk, by seed. A run is divided into windows, one pulse for each:
 5. what is left of the budget goes to seeds of the windows that are still open, half as many again
    at a time: the mean of a few may lie at the margin by chance.
 
+Beside each pulse stands the *lost time* of its window: the harm of a run of the same seed that
+leaves the same units out. A harmful window in which it is not decided which of the two harms more
+gets seeds from what is left in step 5, too.
+
 A window is *safe* if the upper end of the interval of its harm is below the margin, *harmful* if
 the lower end is above 0 and the mean above the margin, else *open*. A window is looked at again
 after more seeds, and each look may be wrong. So the interval is the 95 % t interval at three seeds,
@@ -34,10 +38,12 @@ from typing import Literal
 import numpy as np
 
 from regimes.launch.search import Left
-from regimes.statistics import LEAST
+from regimes.statistics import LEAST, ratio_interval
 
 Call = Literal["safe", "harmful", "open"]
 WORDS: dict[Call, str] = {"safe": "safe", "harmful": "harmful", "open": "unresolved"}
+Comparison = Literal["more", "less", "open"]
+DELETION = "deletion"  # the arm whose pulses leave their units out
 ERROR = 0.05  # of both ends of the interval at the first look
 MOST_SEEDS = 200  # more are not proposed
 SHARE = 0.25  # of the budget that is left, which the pulses of one round may take
@@ -119,6 +125,54 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Pu
     return PulseVerdict(call, mean, mean - half, mean + half, n, needed)
 
 
+@dataclass(frozen=True)
+class LostTime:
+    """The harm of a pulse beside that of its units left out, over the seeds that have both.
+
+    Attributes:
+        call: does the pulse harm more or less? By the interval of the paired difference.
+        lost: the verdict on the units left out.
+        times: the harm as a multiple of it, the ratio of the means; nan where the units left out
+            may harm by nothing.
+        low, high: the interval of the multiple.
+    """
+
+    call: Comparison
+    lost: PulseVerdict
+    times: float
+    low: float
+    high: float
+
+    def spell(self, number: float) -> str:
+        """The multiple or an end of its interval, in the digits of the multiple."""
+        return f"{number:.{2 if self.times < 1 else 1 if self.times < 10 else 0}f}"
+
+
+def judge_lost_time(
+    harms: Sequence[float], lost: Sequence[float], margin: float, grain: float = 0.0
+) -> LostTime:
+    """Compare a pulse with its units left out, one number per seed of both; other arguments as for
+    `judge_harms`.
+
+    >>> judge_lost_time([2.0, 2.1, 2.2], [1.0, 1.1, 0.9], margin=0.5).call
+    'more'
+    """
+    verdict, n = judge_harms(lost, margin, grain), len(lost)
+    if any(map(math.isinf, (*harms, *lost))):
+        broke: Comparison = "more" if math.isinf(sum(harms)) else "less"
+        return LostTime(broke, verdict, math.nan, math.nan, math.nan)
+    if n < LEAST:
+        return LostTime("open", verdict, math.nan, math.nan, math.nan)
+    differences, least = np.subtract(harms, lost), grain / math.sqrt(6)
+    mean = float(np.mean(differences))
+    half = half_width(max(float(np.std(differences, ddof=1)), least), n)
+    call: Comparison = "more" if mean > half else "less" if mean < -half else "open"
+    if verdict.low <= 0:
+        return LostTime(call, verdict, math.nan, math.nan, math.nan)
+    ends = ratio_interval(harms, lost, _quantile(n), least)
+    return LostTime(call, verdict, float(np.mean(harms)) / verdict.harm, *ends)
+
+
 def half_width(spread: float, n: int) -> float:
     """Half of the t interval of a mean of ``n`` values, of the level ``1 - 0.05 x LEAST / n``."""
     return _quantile(n) * spread / math.sqrt(n)
@@ -150,6 +204,7 @@ class Rules:
         parts: coarse windows.
         least: units of the shortest window.
         several: the arms that can be changed in several spans of one run.
+        lost_time: does the same time left out stand beside each window?
     """
 
     units: int
@@ -159,6 +214,7 @@ class Rules:
     parts: int = 4
     least: int = 1
     several: tuple[str, ...] = ()
+    lost_time: bool = False
 
     def coarse(self, arm: str) -> list[Pulse]:
         """The first windows of an arm.
@@ -198,6 +254,19 @@ class HarmEvidence:
         """The verdict on a pulse."""
         values = [harm for (own, _), harm in _sorted_runs(self.harms) if own == pulse]
         return judge_harms(values, self.rules.margin, self.rules.grain)
+
+    def beside(self, pulse: Pulse) -> Pulse | None:
+        """The window of a pulse left out, where the search compares with it."""
+        compared = self.rules.lost_time and pulse.arm != DELETION and len(pulse.spans) == 1
+        return Pulse(DELETION, pulse.spans) if compared else None
+
+    def lost_time(self, pulse: Pulse) -> LostTime | None:
+        """A pulse beside the same units left out; None: they are not compared."""
+        if (beside := self.beside(pulse)) is None:
+            return None
+        seeds = sorted(s for own, s in self.harms if own == beside and (pulse, s) in self.harms)
+        harms, lost = ([self.harms[own, s] for s in seeds] for own in (pulse, beside))
+        return judge_lost_time(harms, lost, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
         """The windows of an arm as they are divided now, in order."""
@@ -271,19 +340,31 @@ class HarmEvidence:
 
     def cost(self, runs: Sequence[Run]) -> float:
         """The units that training these runs takes."""
-        return sum(self.rules.units - (pulse.first if pulse else 0) for pulse, _ in runs)
+        return sum(units_trained(run, self.rules.units) for run in runs)
 
     def missing(self, pulse: Pulse, seeds: int) -> list[Run]:
-        """The runs by which a pulse gets so many seeds: first the runs of trunks that are there."""
+        """The runs by which a pulse, and its window left out, get so many seeds: first the runs of
+        trunks that are there."""
         have = {seed for own, seed in self.harms if own == pulse}
         trunks = [seed for own, seed in self.harms if own is None]
         spare = [seed for seed in sorted(trunks) if seed not in have]
         new = (s for s in itertools.count() if s not in trunks and s not in have)
         chosen = [*spare, *itertools.islice(new, max(0, seeds))][: max(0, seeds - len(have))]
+        beside = None if math.isinf(self.of(pulse).harm) else self.beside(pulse)
         runs: list[Run] = []
-        for seed in chosen:
-            runs += [(None, seed)] * (seed not in trunks) + [(pulse, seed)]
+        for seed in [*sorted(have), *chosen]:
+            runs += [(None, seed)] * (seed not in trunks) + [(pulse, seed)] * (seed not in have)
+            if beside and (beside, seed) not in self.harms:
+                runs.append((beside, seed))
         return runs
+
+
+def units_trained(run: Run, units: int) -> int:
+    """The units that a run takes in a training of so many; what its trunk has trained is there."""
+    pulse, _ = run
+    if pulse is None:
+        return units
+    return units - (pulse.spans[-1][1] if pulse.arm == DELETION else pulse.first)
 
 
 def _sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
@@ -348,9 +429,12 @@ def _missing_of_coarse(known: HarmEvidence) -> list[Run]:
     wanted: list[Run] = []
     for seed in range(LEAST):
         wanted.append((None, seed))
-        wanted += [(pulse, seed) for arm in known.rules.arms for pulse in known.rules.coarse(arm)]
+        pulses = [pulse for arm in known.rules.arms for pulse in known.rules.coarse(arm)]
+        pulses += [beside for pulse in pulses if (beside := known.beside(pulse))]
+        wanted += [(pulse, seed) for pulse in dict.fromkeys(pulses)]
     # a pulse that broke is harmful, whatever other seeds would do
     broken = {pulse for (pulse, _), harm in known.harms.items() if math.isinf(harm)}
+    broken |= {beside for pulse in broken if pulse and (beside := known.beside(pulse))}
     return [run for run in wanted if run not in known.harms and run[0] not in broken]
 
 
@@ -393,13 +477,23 @@ def _actions(known: HarmEvidence, left: Left) -> list[list[Run]]:
 
 def _more_seeds(known: HarmEvidence, left: Left, slots: int) -> list[Run]:
     """Half as many seeds again of the open windows, of those with the fewest first: what no
-    expected number of seeds decides, others than these may, and the budget is there for it."""
-    windows = [pulse for arm in known.rules.arms for pulse in known.windows(arm)]
-    found = {pulse: known.of(pulse) for pulse in windows}
-    todo = [p for p in windows if found[p].call == "open" and LEAST <= found[p].n < MOST_SEEDS]
+    expected number of seeds decides, others than these may, and the budget is there for it. Then of
+    the harmful windows that may harm as much as lost time."""
+    todo: list[tuple[bool, int, float, Pulse, int]] = []
+    for pulse in (pulse for arm in known.rules.arms for pulse in known.windows(arm)):
+        found, beside = known.of(pulse), known.lost_time(pulse)
+        decided, more = found.call != "open", found.n + found.n // 2
+        if decided:
+            few = beside is not None and beside.lost.n < LEAST
+            alike = found.call == "harmful" and beside is not None and beside.call == "open"
+            if math.isinf(found.harm) or not (few or alike):
+                continue
+            more = found.n if few else more
+        if LEAST <= found.n < MOST_SEEDS:
+            order = decided, found.n, known.cost([(pulse, 0)])
+            todo.append((*order, pulse, min(MOST_SEEDS, more)))
     chosen: list[Run] = []
-    for pulse in sorted(todo, key=lambda pulse: (found[pulse].n, known.cost([(pulse, 0)]))):
-        more = min(MOST_SEEDS, found[pulse].n + found[pulse].n // 2)
+    for *_, pulse, more in sorted(todo, key=lambda each: each[:3]):
         runs = [run for run in known.missing(pulse, more) if run not in chosen]
         rest = Left(left.units - known.cost(chosen), left.runs - len(chosen))
         chosen += _first_within(known, runs, rest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 
-from regimes.harms.decide import WORDS, Call, HarmEvidence
+from regimes.harms.decide import WORDS, Call, HarmEvidence, LostTime
 from regimes.plotting import style
 from regimes.statistics import LEAST
 
@@ -25,6 +25,8 @@ MARKS: dict[Call, dict[str, Any]] = {  # in grey, too: dark and filled, crossed,
     "open": {"marker": "o", "markerfacecolor": "white", "linestyle": (0, (2.5, 1))},
 }
 HATCHES: dict[Call, str | None] = {"safe": None, "harmful": "////", "open": None}
+LEFT_OUT: dict[str, Any] = {"color": "black", "marker": "D", "markersize": 3.2, "linewidth": 0.8}
+NARROW = 0.12  # share of the run: a window without room for its multiple
 MOST_ARMS = 6  # panels of a figure
 
 
@@ -53,7 +55,10 @@ def draw_harm(
         axes[-1, 0].set_xlim(-0.6, known.rules.units - 0.4)
         calls = {known.of(pulse).call for pulse in windows}
         handles = [Line2D([], [], label=WORDS[c], **_look(c)) for c in COLOURS if c in calls]
-        fig.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=2)
+        if known.rules.lost_time:
+            handles.append(Line2D([], [], label="left out", **LEFT_OUT))
+        ncols = 2 if len(handles) > 3 else 3
+        fig.legend(handles=handles, loc="outside upper left", ncols=ncols, handlelength=2)
         fig.align_ylabels()
         few = max(known.of(pulse).n for pulse in windows) < LEAST
         bars = (
@@ -63,7 +68,9 @@ def draw_harm(
         untried = " ?: not tried." if any(not known.of(pulse).n for pulse in windows) else ""
         left_out = len(known.rules.arms) - len(arms)
         more = f" {left_out} more in the table." if left_out else ""
-        style.add_caption(fig, f"{words}.{untried}{more}")
+        lost = " Left out: the same units are not trained; x: harm as a multiple of that."
+        lost = lost if known.rules.lost_time else ""
+        style.add_caption(fig, f"{words}.{lost}{untried}{more}")
     return fig
 
 
@@ -80,9 +87,11 @@ def _draw_harms(ax: Axes, known: HarmEvidence, arm: str) -> None:
         ax.axvline(stop - 0.5, color="white", linewidth=1.5)
         if not math.isfinite(verdict.harm):
             text = "breaks" if verdict.n else "?"
-            place: Any = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "center"}
-            ax.text(middle, 0.5, text, fontsize=7.5, **place)
+            where: Any = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "center"}
+            ax.text(middle, 0.5, text, fontsize=7.5, **where)
             continue
+        if beside := known.lost_time(pulse):
+            _draw_lost_time(ax, beside, (first, stop), known.rules.units)
         look = _look(verdict.call)
         if math.isfinite(verdict.low):
             ax.plot([middle] * 2, [verdict.low, verdict.high], color=colour, linewidth=1.2)
@@ -90,7 +99,23 @@ def _draw_harms(ax: Axes, known: HarmEvidence, arm: str) -> None:
         ax.plot(ends, [verdict.harm] * 3, markevery=[1], **look)
     right: Any = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
     ax.text(0.995, margin, "margin", fontsize=6, **right)
+    ax.margins(y=0.18)  # room for the multiples
     ax.grid(visible=False)
+
+
+def _draw_lost_time(ax: Axes, beside: LostTime, span: tuple[int, int], units: int) -> None:
+    """What leaving a window out costs, left of its middle, and the multiple of it where it fits."""
+    lost, (first, stop) = beside.lost, span
+    if math.isfinite(lost.harm):
+        place = (first + stop - 1) / 2 - 0.25 * (stop - first)
+        if math.isfinite(lost.low):
+            ax.plot([place] * 2, [lost.low, lost.high], color="black", linewidth=0.8)
+        ax.plot([place], [lost.harm], **{**LEFT_OUT, "linestyle": "none"})
+    if math.isfinite(beside.times) and (stop - first) / units > NARROW:
+        above: Any = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "top"}
+        ax.text(
+            (first + stop - 1) / 2, 0.98, f"{beside.spell(beside.times)} x", fontsize=6, **above
+        )
 
 
 def _look(call: Call) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def harm(
     jobs: int = 1,
     margin: float | None = None,
     groups: Sequence[str] = (),
+    deletion: bool | None = None,
     parts: int = 4,
     first_seed: int = 0,
     set: Mapping[str, Any] | None = None,
@@ -69,6 +70,9 @@ def harm(
             metric, and where trunks end close to 0, there is none).
         groups: a level is changed in each group of layers by itself; a group is a text of patterns
             of layers' names, separated by spaces.
+        deletion: are the same units left out beside each pulse, too, which says what lost time
+            costs? Default: yes, but not with a function: with ``deletion=True`` it gets pulses of
+            the arm "deletion", whose units it leaves out.
         parts: windows that are tried first.
         first_seed: of the first trunk.
         set: fields of the configuration.
@@ -100,7 +104,8 @@ def harm(
         shown, arms = _choose_metric(lower, **cast(Any, training)), kinds_of_job(words)
         own = f"a number: what change of {shown.name} counts as none is not known"
         require(shown.directed or margin is not None, "margin", margin, own)
-        function = Jobs(out, cast(Job, what), arms, units, shown, margin, parts, first_seed)
+        given_job = out, cast(Job, what), arms, units, shown, margin, parts, first_seed
+        function = Jobs(*given_job, lost_time=bool(deletion))
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
     require(lower is None, "lower", lower, "none, unless a function trains")
@@ -108,7 +113,7 @@ def harm(
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check_trainable(trunk, kinds, task)
-    records = Records(out, trunk, kinds, task, margin, parts)
+    records = Records(out, trunk, kinds, task, margin, parts, deletion is not False)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.search(budget, jobs, line)
 

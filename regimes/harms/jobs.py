@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import ConfigError, TrainingError, require
-from regimes.harms.decide import Pulse, Run
+from regimes.harms.decide import Pulse, Run, units_trained
 from regimes.harms.kinds import Kind
 from regimes.harms.result import Harm
 from regimes.harms.search import Facts, HarmSearch
@@ -44,9 +44,10 @@ class Jobs(HarmSearch):
         margin: float | None,
         parts: int,
         first_seed: int,
+        lost_time: bool,
     ) -> None:
         require(units >= 2, "units", units, "2 or more")
-        super().__init__(out, kinds, margin, parts, first_seed)
+        super().__init__(out, kinds, margin, parts, first_seed, lost_time)
         self.job, self.units, self.shown = job, units, shown
         self.question = {"units": units, "metric": shown.name}
 
@@ -69,7 +70,7 @@ class Jobs(HarmSearch):
             ended(run, metric if ended_well else None)
 
     def cost(self, run: Run) -> float:
-        return self.units - (run[0].first if run[0] else 0)
+        return units_trained(run, self.units)
 
     def facts_of(self, log: SearchLog[Run]) -> Facts:
         return Facts(self.units, self.end_of((None, 0), log), 0.0, self.shown)

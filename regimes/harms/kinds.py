@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from regimes.config import DENSE, RunConfig, override, override_fields
 from regimes.errors import ConfigError, require, suggest_nearest
+from regimes.harms.decide import DELETION
 from regimes.plotting.looks import level_text
 
 Spans = Sequence[tuple[int, int]]
 Field = Literal["policy", "batch_policy", "sync_policy"]
-WORDS = ("no-feedback", "period=8", "batch=4", "precision", "deletion")
+WORDS = ("no-feedback", "period=8", "batch=4", "precision", DELETION)
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Kind:
             return policy
         otherwise = {"name": "static", "level": self.within[2]}
         return {"name": "by-layer", "groups": {self.group: policy}, "otherwise": otherwise}
+
+
+LEFT_OUT = Kind(DELETION, "leaving units out", skip=True)
 
 
 def trunk_of(config: RunConfig) -> RunConfig:
@@ -145,8 +149,8 @@ def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> Kind:
 
 def _make_word_kind(word: str, trunk: RunConfig) -> Kind:
     key, equals, value = word.partition("=")
-    if word == "deletion":
-        return Kind("deletion", "leaving units out", skip=True)
+    if word == DELETION:
+        return LEFT_OUT
     if word == "precision":
         return Kind("precision", "bfloat16", {"precision": "bfloat16"})
     if word == "no-feedback":

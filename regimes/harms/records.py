@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.config import BranchConfig, RunConfig
 from regimes.errors import TrainingError, require
 from regimes.harms import measured
-from regimes.harms.decide import HarmEvidence, Pulse, Run
+from regimes.harms.decide import HarmEvidence, Pulse, Run, units_trained
 from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.ladder import grid_toml, ladders_of
 from regimes.harms.rates import mean_rates
@@ -42,8 +42,9 @@ class Records(RecordSearch[Run], HarmSearch):
         task: Task | None,
         margin: float | None,
         parts: int,
+        lost_time: bool,
     ) -> None:
-        super().__init__(out, kinds, margin, parts, trunk.seed)
+        super().__init__(out, kinds, margin, parts, trunk.seed, lost_time)
         self.task, self.devices, self._records = task, [trunk.device], dict[str, Record]()
         self.trunk = replace(trunk, checkpoint_keep=self._list_checkpoints(trunk), reporters=())
 
@@ -91,7 +92,7 @@ class Records(RecordSearch[Run], HarmSearch):
         return run[0] is not None and super().may_fail(run, error)  # a trunk ends
 
     def cost(self, run: Run) -> float:
-        return len(self.record((None, 0)).rows) - (run[0].first if run[0] else 0)
+        return units_trained(run, len(self.record((None, 0)).rows))
 
     # -- results -----------------------------------------------------------------------------
 

@@ -6,19 +6,39 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regimes.errors import ConfigError
-from regimes.harms.decide import MOST_SEEDS, WORDS, HarmEvidence, Pulse, PulseVerdict
+from regimes.harms.decide import (
+    MOST_SEEDS,
+    WORDS,
+    Comparison,
+    HarmEvidence,
+    LostTime,
+    Pulse,
+    PulseVerdict,
+)
 from regimes.harms.kinds import Kind
 from regimes.plotting.looks import Metric
-from regimes.statistics import LEAST
+from regimes.statistics import LEAST, interval_names
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
     from regimes.harms.ladder import Ladder
+
+
+COMPARED: dict[Comparison, str] = {"more": "more", "less": "less", "open": "not decided"}
+
+
+def _columns_of(beside: LostTime | None) -> dict[str, Any]:
+    """What a row of the table has of lost time."""
+    lost = beside.lost if beside else PulseVerdict("open", *[math.nan] * 3, 0, None)
+    row: dict[str, Any] = {"lost": lost.harm, "lost_ci_low": lost.low, "lost_ci_high": lost.high}
+    times = (beside.times, beside.low, beside.high) if beside else [math.nan] * 3
+    row |= {"lost_n": lost.n, **dict(zip(("times", *interval_names("times")), times, strict=True))}
+    return row | {"beside": COMPARED[beside.call if beside else "open"]}
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +74,9 @@ class Harm:
     def table(self) -> pd.DataFrame:
         """One row per phase, in order: arm, first and last unit, call, harm with its interval (see
         `regimes.harms.decide`; in the metric's unit, positive is worse), n (seeds), needed (seeds
-        that would decide), minutes (until then), saved (share of the trunk's bytes)."""
+        that would decide), minutes (until then), saved (share of the trunk's bytes), lost (harm of
+        the same units left out, with its interval), lost_n, times (harm as a multiple of it, with
+        its interval), beside ("more" or "less" harm than that, "not decided")."""
         import pandas as pd
 
         rows = []
@@ -65,7 +87,8 @@ class Harm:
                 row = {"arm": arm, "first": first, "last": stop - 1, "call": WORDS[found.call]}
                 row |= {"harm": found.harm, "ci_low": found.low, "ci_high": found.high}
                 row |= {"n": found.n, "needed": found.needed, "minutes": self._minutes(pulse)}
-                rows.append(row | {"saved": self.saved.get(pulse, math.nan)})
+                row["saved"] = self.saved.get(pulse, math.nan)
+                rows.append(row | _columns_of(self.known.lost_time(pulse)))
         return pd.DataFrame(rows)
 
     def _minutes(self, pulse: Pulse) -> float:
@@ -124,7 +147,12 @@ class Harm:
             names = [self.units(pulse.spans[0]) for pulse in windows]
             for name, pulse in zip(names, windows, strict=True):
                 call = WORDS[self.known.of(pulse).call]
-                lines.append(f"{name:{max(map(len, names))}}  {call:10}  {self._said(pulse)}")
+                width = max(map(len, names))
+                lines.append(f"{name:{width}}  {call:10}  {self._said(pulse)}")
+                if beside := self.known.lost_time(pulse):
+                    lines.append(
+                        f"{'':{width}}  lost time   {self._said_of_lost_time(beside, pulse)}"
+                    )
             lines.append(self._saving(arm))
         return lines
 
@@ -160,13 +188,30 @@ class Harm:
             return f"{interval}; if the mean stayed, {MOST_SEEDS} seeds would not decide"
         return f"{interval}; {found.needed} seeds would decide, {time}"
 
+    def _said_of_lost_time(self, beside: LostTime, pulse: Pulse) -> str:
+        n = beside.lost.n
+        if n < LEAST:
+            return f"{n} seed{'s' * (n > 1)}; {LEAST} at least" if n else "not tried"
+        words = self._interval(beside.lost, seeds=n != self.known.of(pulse).n)
+        if math.isinf(beside.lost.harm):
+            words = "leaving them out breaks the training"
+        elif beside.lost.high < 0:
+            words += ", the end is better without them"
+        elif math.isnan(beside.times):
+            words += ", which may be nothing"
+        else:
+            times, low, high = map(beside.spell, (beside.times, beside.low, beside.high))
+            words += f", harm is {times} [{low}, {high}] times that"
+        return f"{words}: {COMPARED[beside.call]}"
+
     def number(self, value: float) -> str:
         """In the digits of the metric, one more below 1."""
-        return f"{value:.{self.shown.digits + (abs(value) < 1)}f}"
+        return f"{value:z.{self.shown.digits + (abs(value) < 1)}f}"  # no -0.0
 
-    def _interval(self, found: PulseVerdict) -> str:
+    def _interval(self, found: PulseVerdict, seeds: bool = True) -> str:
         ends = f"[{self.number(found.low)}, {self.number(found.high)}]"
-        return f"{self.number(found.harm)} {ends} {self.shown.unit}, {found.n} seeds"
+        words = f"{self.number(found.harm)} {ends} {self.shown.unit}"
+        return f"{words}, {found.n} seeds" if seeds else words
 
     def _time(self, pulse: Pulse) -> str:
         minutes = self._minutes(pulse)

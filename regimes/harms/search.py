@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from regimes.errors import RecordError, require
-from regimes.harms.decide import HarmEvidence, Pulse, Rules, Run, next_round, parts_within
-from regimes.harms.kinds import Kind
+from regimes.harms.decide import DELETION, HarmEvidence, Pulse, Rules, Run, next_round, parts_within
+from regimes.harms.kinds import LEFT_OUT, Kind
 from regimes.harms.result import Harm
 from regimes.launch.search import Left, Search, SearchLog, as_whole, expect, refuse_damage
 from regimes.plotting.looks import Metric
@@ -53,7 +53,9 @@ class HarmSearch(Search[Run]):
     """A search for harm, whatever trains its runs.
 
     Attributes:
-        kinds: what pulses change, by arm.
+        kinds: what pulses change, by arm; units left out as well.
+        arms: those that are searched.
+        lost_time: are the same units left out beside each pulse?
         given: the user's margin.
         parts: windows that are tried first.
         first_seed: of the first trunk.
@@ -68,12 +70,15 @@ class HarmSearch(Search[Run]):
         margin: float | None,
         parts: int,
         first_seed: int,
+        lost_time: bool,
     ) -> None:
         require(parts >= 2, "parts", parts, "2 or more")
         good = margin is None or (math.isfinite(margin) and margin > 0)
         require(good, "margin", margin, "above 0, and finite")
-        self.out, self.kinds, self.given, self.parts = out, kinds, margin, parts
-        self.first_seed, self.question = first_seed, {}
+        self.out, self.given, self.parts, self.first_seed = out, margin, parts, first_seed
+        self.arms, self.lost_time, self.question = (*kinds,), lost_time, {}
+        # a search that compares with lost time goes on without, and the other way round
+        self.kinds = {DELETION: LEFT_OUT, **kinds}
 
     # -- of what trains ----------------------------------------------------------------------
 
@@ -158,10 +163,11 @@ class HarmSearch(Search[Run]):
             require(abs(mean) > statistics.pstdev(ends), "margin", None, own)
         rules = replace(
             rules_of(facts.units, _parts_of(log) or self.parts),
-            arms=(*self.kinds,),
+            arms=self.arms,
             margin=margin,
             grain=facts.grain,
             several=several,
+            lost_time=self.lost_time,
         )
         for pulse, _ in log.ended:
             if pulse is not None:

@@ -282,7 +282,8 @@ class Recorded:
 
         trainer = Trainer(metric)
         with mock.patch.object(sweep, "make_trainer", trainer.make_trainer):
-            found = regimes.harm(smoke_static("epochs=12"), out=out, **self.given)
+            given = {"deletion": False, **self.given}
+            found = regimes.harm(smoke_static("epochs=12"), out=out, **given)
         return _say_harm(out, found)
 
 
@@ -384,6 +385,7 @@ HARMS: dict[str, Searched | Recorded] = {
     "harm, more minutes": Searched(spread, [{**LOSS, "minutes": 30.0}], seconds=2.0),
     "harm of a level, two at a time": Recorded(early, {"runs": 40, "jobs": 2}),
     "harm of a level between safe phases": Recorded(middle, {"runs": 70, "margin": 1.5}),
+    "harm of a level beside units left out": Recorded(early, {"runs": 60, "deletion": True}),
     "harm of units left out": Recorded(middle, {"pulse": "deletion", "runs": 50}),
     "harm of a period and no feedback": Recorded(
         early, {"pulse": ["period=4", "no-feedback"], "runs": 40, "parts": 2}

@@ -271,7 +271,7 @@ def test_the_grid_has_a_ladder_at_the_bytes_of_the_safe_phases(
     tmp_path: Path,
 ) -> None:
     config = smoke("optimizer.decay_epochs=[]", "optimizer.schedule=cosine", "levels.low=8")
-    found = regimes.harm(config, runs=9, parts=2, margin=1e6, out=tmp_path / "search")
+    found = regimes.harm(config, runs=15, parts=2, margin=1e6, out=tmp_path / "search")
     found.save()
     grid = get_grid(str(tmp_path / "search/harm.toml"))
     assert {*grid} == {"trunk", "rate ladder"}

@@ -34,9 +34,10 @@ COMPARED: dict[Comparison, str] = {"more": "more", "less": "less", "open": "not 
 
 def _columns_of(beside: LostTime | None) -> dict[str, Any]:
     """What a row of the table has of lost time."""
-    lost = beside.lost if beside else PulseVerdict("open", *[math.nan] * 3, 0, None)
+    nan = math.nan
+    lost = beside.lost if beside else PulseVerdict("open", nan, nan, nan, 0, None)
     row: dict[str, Any] = {"lost": lost.harm, "lost_ci_low": lost.low, "lost_ci_high": lost.high}
-    times = (beside.times, beside.low, beside.high) if beside else [math.nan] * 3
+    times = (beside.times, beside.low, beside.high) if beside else (nan, nan, nan)
     row |= {"lost_n": lost.n, **dict(zip(("times", *interval_names("times")), times, strict=True))}
     return row | {"beside": COMPARED[beside.call if beside else "open"]}
 

@@ -25,7 +25,7 @@ Key = str | int
 Seed = int | Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
 FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
-BLOCK = 1 << 14  # words that fit into a CPU's cache
+BLOCK = 1 << 15  # words that fit into a CPU's cache
 
 
 def derive_seed(*key: Key) -> int:

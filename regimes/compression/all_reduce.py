@@ -5,7 +5,7 @@ Each worker owns a part of the layer. All send their quantised numbers of a part
 (reduce-scatter), which decodes them, adds them in float32 at least, and sends the quantised mean to
 all (all-gather): the two phases of 1-bit Adam's compressed all-reduce (Tang et al., ICML 2021); the
 first is ZeRO++'s qgZ (Wang et al., 2023) without its hierarchy of nodes. A mean is thus rounded
-twice.
+twice; not that of one worker, which is what it has sent.
 """
 
 from __future__ import annotations
@@ -72,16 +72,15 @@ class QuantisedAllReduce(Rounding):
             rows = values.flatten(0, 1)
         sizes = plan.bytes_of_parts(bits, exact.itemsize)
         noise = self._noise_of(plan, states, "numbers", count, values)
-        of_means = self._noise_of(plan, states, "means", 1, values)
-        if isinstance(noise, Noise) and isinstance(of_means, Noise):
-            draw_noise([noise, of_means])
+        of_means = self._noise_of(plan, states, "means", 1, values) if count > 1 else 0.5
+        draw_noise([x for x in (noise, of_means) if isinstance(x, Noise)])
         wire = encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         all_parts = bucket.shares([count * size for size in sizes])
         (received,) = comm.all_to_all([wire], all_parts)  # [L, W, bytes]
         if hosted == count:  # of which each worker's values are here
-            mean = values[0].clone() if bucket.feedback else values[0]
+            mean = values[0].clone() if bucket.feedback and count > 1 else values[0]
             for worker in range(1, count):
                 mean += values[worker]
             if count > 1:
@@ -89,13 +88,17 @@ class QuantisedAllReduce(Rounding):
         else:
             received = plan.with_gaps(received, bits, packed)
             mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
-        kept = torch.empty_like(mean) if bucket.feedback else mean
-        wire = quantise_rows(mean, bits, self.block, of_means, kept)
-        (parts,) = comm.gather([plan.without_gaps(wire, bits)], bucket.shares(sizes))  # [W, bytes]
-        if bucket.feedback:  # the owner of a part keeps what rounding its mean has lost
-            for row in range(hosted):
-                lost = mean[row].sub_(kept[row])
-                values[row, first.first_worker + row] -= count * lost
+        if count == 1:
+            kept, wire = mean, wire[:, 0]
+        else:
+            kept = torch.empty_like(mean) if bucket.feedback else mean
+            wire = plan.without_gaps(quantise_rows(mean, bits, self.block, of_means, kept), bits)
+        (parts,) = comm.gather([wire], bucket.shares(sizes))  # [W, bytes]
+        if bucket.feedback:
+            if count > 1:  # the owner of a part keeps what rounding its mean has lost
+                for row in range(hosted):
+                    lost = mean[row].sub_(kept[row])
+                    values[row, first.first_worker + row] -= count * lost
             plan.subtract_(flat, values)
         if hosted == count:
             update = kept

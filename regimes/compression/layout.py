@@ -287,7 +287,7 @@ class Noise:
 
 def draw_noise(noises: Sequence[Noise]) -> None:
     """On a GPU draw all numbers of several at once, with the launches of one."""
-    if not on_gpu(noises[0].like):
+    if not noises or not on_gpu(noises[0].like):
         return
     asked, places = [], []
     for noise in noises:

@@ -179,6 +179,19 @@ def test_half_precision_is_added_in_float32() -> None:
     assert update.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_mean_of_one_worker_is_what_it_has_sent(bits: int, drawn: bool) -> None:
+    """Rounded once: each number is a whole multiple of its own block's scale, to the last bit."""
+    grad, steps = gradient(1), 2 ** (bits - 1) - 1
+    update = step(reducer(World(1), stochastic=drawn), grad, bits).flatten()
+    for own, block in zip(grad.flatten().split(BLOCK), update.split(BLOCK), strict=True):
+        unit = own.abs().max() / steps
+        codes = (block / unit).round()
+        assert torch.equal(codes * unit, block)
+        assert ((codes - own / unit).abs() < (1 if drawn else 0.5 + 1e-9)).all()
+
+
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 90)),
     bits=st.sampled_from([4, 8]),

@@ -17,7 +17,7 @@ from regimes.collectives.world import World
 from regimes.compression import codes
 from regimes.compression.scatter import QuantisedScatter
 
-WORKERS, PART = 4, 1 << 15
+WORKERS, PART = 4, 1 << 17
 NEAREST = {"stochastic": False}
 FEEDBACK = {**NEAREST, "error_feedback": True}
 CASES = {  # options: the most copies of the gradient at once, bytes of a number that is owed

@@ -65,7 +65,7 @@ from benchmarks.plans import (
     training,
 )
 from regimes.config import RunConfig, override_fields
-from regimes.plans.curve import Probe
+from regimes.plans.clock import Probe
 from regimes.plans.probes import in_steps
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
@@ -266,7 +266,7 @@ def held_out_gaps(losses: Losses, size: str = "260k") -> list[Gap]:
             ends = best_ends(losses, size, method, steps)
             if len(points) < 3 or not ends:
                 continue
-            slope, level = np.polyfit(*zip(*points, strict=True), 1)
+            slope, level = np.polyfit([x for x, _ in points], [k for _, k in points], 1)
             clock = min(1.0, float(level + slope * math.log(length)))
             seeds = range(len(SEEDS))
             predicted = [dense.loss(s, clock * steps) - dense.loss(s, steps) for s in seeds]

@@ -1,7 +1,6 @@
-"""What `regimes plan` chooses, held against trainings of all methods that it has not seen.
+"""What `regimes plan` chose before clocks, held against trainings that it had not seen.
 
     python -m benchmarks.plans truth --jobs 2   # 4 hours on 2 cores; can be continued
-    python -m benchmarks.plans plans            # 10 minutes of a core a plan; can be continued
     python -m benchmarks.plans report
 
 *truth* trains a text model of three sizes (`lm-small`, and four and sixteen times its parameters)
@@ -12,8 +11,9 @@ logarithm, at the rate of the lowest mean over seeds. The second rate was added 
 losses were there, and before any plan: at 300 steps the rate that was best by one seed lost 0.6
 bits in another.
 
-*plans* asks for a plan in each of `SITUATIONS`, 10 minutes of one core each, with seeds of its
-own.
+The plans of ``plans.jsonl`` were asked for in each of `SITUATIONS`, 10 minutes of one core each,
+with seeds of their own, of the search that `regimes plan` had up to commit fd0251ea, where the
+command that asked stands.
 Plans of the larger sizes train the smallest alone (``probe``); those named *own* train the size
 itself.
 
@@ -54,16 +54,14 @@ from typing import Any
 
 import numpy as np
 
-import regimes
 from regimes.config import RunConfig, override_fields
 from regimes.cost.methods import parse_method
 from regimes.launch import search, sweep
-from regimes.plans.curve import Probe
+from regimes.plans.clock import Probe
 from regimes.plans.probes import configure_probe, in_steps, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
-from regimes.records.provenance import processor_name
 from regimes.statistics import LEAST, t_interval
 
 HERE = Path(__file__).parent
@@ -83,8 +81,7 @@ METHODS = {
 }
 STEPS = 600  # of the preset
 RATES = (-1.0, 0.0, 1.0)
-SEEDS, PLAN_SEED = (21000, 21001, 21002), 22700
-MINUTES = 10.0
+SEEDS = (21000, 21001, 21002)
 
 
 @dataclass(frozen=True)
@@ -247,43 +244,6 @@ def _loss(run: Path) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# -- plans -----------------------------------------------------------------------------------
-
-
-def ask(sizes: Sequence[str], out: Path, minutes: float) -> None:
-    """Ask for the plans that are missing, and keep each in a line."""
-    done = {line["situation"] for line in _lines(PLANS)}
-    for case in SITUATIONS:
-        if case.size not in sizes or case.name in done:
-            continue
-        smaller = {"model.width": WIDTHS["115k"]} if case.smaller else None
-        plan = regimes.plan(
-            override_fields(training(case.size), {"seed": PLAN_SEED}),
-            link=case.link,
-            seconds=case.seconds,
-            step=case.step,
-            methods=[m for m in METHODS if m != "dense"],
-            probe=smaller,
-            minutes=minutes,
-            out=out / "plans" / case.name.replace("/", " "),
-        )
-        labels = {parse_method(text).label: text for text in METHODS}
-        rows = plan.table[["method", "best", "step", "steps", "loss", "low", "high", "rate", "n"]]
-        seconds = {labels[m]: plan.known.price(m).seconds for m in plan.known.methods}
-        line = {
-            "situation": case.name,
-            "chosen": labels[plan.best],
-            "decided": plan.decided,
-            "seconds": seconds,
-            "rows": [{**row, "method": labels[row["method"]]} for row in rows.to_dict("records")],
-            "probes": len(plan.known.losses),
-            "minutes": minutes,
-            "processor": processor_name(),
-        }
-        _append(PLANS, line)
-        print(case.name, plan, sep="\n", flush=True)
-
-
 # -- what they are worth ---------------------------------------------------------------------
 
 
@@ -406,11 +366,12 @@ def _advised(line: Mapping[str, Any]) -> str:
 def markdown(found: Sequence[Verdict]) -> str:
     choices = list(found[0].regret) if found else []
     text = [
-        "# What `regimes plan` chooses, beside trainings of all methods",
+        "# What `regimes plan` chose before clocks, beside trainings of all methods",
         "",
-        "This page compares what `regimes plan` chooses with trainings of all methods that it has "
-        "not seen. `python -m benchmarks.plans` measures; its docstring describes how. Plans with "
-        "a method that was not trained at its length are left out.",
+        "This page compares what `regimes plan` chose, as it was before clocks, with trainings of "
+        "all methods that it has not seen ([clocks beside it](clocks.md)). `python -m "
+        "benchmarks.plans` measures; its docstring describes how. Plans with a method that was not "
+        "trained at its length are left out.",
         "",
         "| training | chosen | best | " + " | ".join(choices) + " | intervals that hold |",
         "|---|---|---|" + "---:|" * (len(choices) + 1),
@@ -511,18 +472,15 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["truth", "plans", "report"])
+    parser.add_argument("what", choices=["truth", "report"])
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help=", ".join(WIDTHS))
     parser.add_argument("--out", type=Path, default=Path("runs/plans"))
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
     chosen = parser.parse_args()
     if unknown := {*chosen.sizes} - {*WIDTHS}:
         parser.error(f"no such size: {', '.join(sorted(unknown))}; there are {', '.join(WIDTHS)}")
     if chosen.what == "truth":
         train(chosen.sizes or [*WIDTHS], chosen.out, chosen.jobs)
-    elif chosen.what == "plans":
-        ask(chosen.sizes or [*WIDTHS], chosen.out, chosen.minutes)
     else:
         write_output(HERE / "plans.md", text := report())
         print(text)

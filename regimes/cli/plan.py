@@ -17,6 +17,7 @@ def plan(
     link: Annotated[str | None, named("BANDWIDTH,LATENCY")] = None,
     links: Path | None = None,
     seconds: Annotated[float | str | None, named("SECONDS")] = None,
+    curve: Path | None = None,
     loss: float | None = None,
     step: Annotated[str | None, named("SECONDS")] = None,
     gpus: int = 1,
@@ -29,8 +30,8 @@ def plan(
     jobs: int = 1,
     quiet: bool = False,
 ) -> None:
-    """Find the method that ends lowest in a given time on a link, or reaches a loss first, from
-    short trainings within a budget. Start the same command again to go on. Example: regimes plan
+    """Find how many times as fast as dense each method trains on a link, and which to train with,
+    from short runs within a budget. Start the same command again to go on. Example: regimes plan
     smoke --link 100Mbit/s,50us --seconds 20
 
     Args:
@@ -38,16 +39,18 @@ def plan(
         link: bandwidth and latency from a node to the others, e.g. 100Mbit/s,50us.
         links: file that torchrun ... -m regimes doctor --links FILE writes, in place of --link.
         seconds: time of the training on this link, e.g. 3600 or 1h; its schedule is stretched to
-            what a method can do in it.
-        loss: metric that is to be reached, in the unit of figures, in place of --seconds.
+            what a method can do in it. Default as long as the configured training takes dense.
+        curve: losses in the ends of earlier dense trainings, a CSV file of steps and losses, or a
+            folder of records; the loss after the seconds is then said.
+        loss: not used since version 0.5, because the fastest method reaches any loss first.
         step: seconds of one worker's step without communication, e.g. 0.4s; default timed here.
         gpus: number of devices in a node; each worker is one.
         methods: methods to compare, COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4
             dense/32; default some of each kind.
-        probe: fields of a smaller model that stands for this one in the short trainings, e.g.
+        probe: fields of a smaller model that stands for this one in the short runs, e.g.
             model.width=32.
-        minutes: budget of the short trainings, default 10; one that has begun is ended.
-        runs: budget as a number of trainings.
+        minutes: budget of all that is timed and trained, default 10.
+        runs: budget as a number of short runs.
         set: change a field in all runs.
         out: folder of the records; default runs/plan/NAME.
         jobs: trainings at a time, each on its share of the cores.
@@ -66,6 +69,7 @@ def plan(
             links=links,
             gpus=gpus,
             seconds=seconds,
+            curve=curve,
             loss=loss,
             step=step,
             methods=methods,

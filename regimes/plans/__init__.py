@@ -1,1 +1,1 @@
-"""Which method reaches a loss first on a link: short trainings, a fitted curve, and prices."""
+"""Which method trains fastest on a link: clocks from short runs, and prices."""

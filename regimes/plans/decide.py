@@ -1,59 +1,43 @@
-"""Which probes are trained next, and what the losses say.
+"""How many times as fast as dense each method trains, and which short runs are next.
 
-Methods are compared after equal seconds on the link, in rungs, each twice as long as the one
-before, or less where that one would have too few steps. The first is the longest for which there is
-time with all methods. Those that are surely not the best take no further part (as in successive
-halving: Jamieson & Talwalkar, 2016), and the others go on with the longest rung for which there is
-time. In each rung a method's learning rate climbs by doublings until both neighbours of the best
-one are worse. Where the budget has no time for another rung, further seeds of the last one show how
-sure its losses are.
+Dense's first short runs find its learning rate, and how long runs take here. Then all methods are
+trained for one length, about four times as long, and dense for a half of it, too, so that a clock
+of a quarter can be read; each at the rate that was best and at twice that, dense and the methods
+that may be the fastest until both rates beside the best are worse. Then further seeds of these are
+trained, and twice the length, until the interval of one method lies above all others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
-from regimes.errors import require
-from regimes.plans.curve import DRAWS, Curve, Probe
+from regimes.plans import clock
+from regimes.plans.clock import Clock, DenseCurve, Losses, Probe
 from regimes.plans.priced import Price
 
-RATES = (0.0, 1.0)  # doublings beyond the expected best rate that are tried first
-TRIED = 3  # rates that a method is expected to need
-FARTHEST = 4.0
-OUT = 0.02  # probability of being the best below which a method takes no further part
-LIKELY = 0.05  # from which on its best rate is looked for on both sides
-FEW = 3  # methods that a longer rung compares at least, of those that may be the best
-SURE = 0.95
-SEEDS = 5
-FEWEST = 16  # steps of a probe
-CLOSEST = 0.85  # of the next rung's seconds, that a rung has at most: its steps are others
-LENGTHS = 3  # rungs of a plan for a loss, whose steps are not known
-FIRST, NEXT = 0.5, 0.8  # shares of the budget, and of its rest, that a rung may take
+FEWEST = 16  # steps of a short run
+QUARTER = 4  # the first runs have this part of the others' expected length
+FARTHEST = 4.0  # doublings of the configuration's learning rate
+SEEDS, ENOUGH = 5, 3  # that a method has at most, and before it is trained longer
+EXPECTED = 2.5  # runs that a method is expected to need at a length, with the first seed
+MORE, LIKELY = 2, 3  # further seeds for which time is kept, of so many methods
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What a plan is for: the lowest loss in some seconds, or the fewest seconds to a loss.
+class Speed:
+    """How many times as fast as dense a method comes to a loss, with its 95 % interval."""
 
-    Raises:
-        ConfigError: both, none, or not positive.
-    """
+    mean: float
+    low: float
+    high: float
 
-    seconds: float | None = None
-    loss: float | None = None
-
-    def __post_init__(self) -> None:
-        one = (self.seconds is None) != (self.loss is None)
-        require(one, "seconds, loss", (self.seconds, self.loss), "one of the two")
-        for name in ("seconds", "loss"):
-            value = getattr(self, name)
-            good = value is None or (math.isfinite(value) and value > 0)
-            require(good, name, value, "a finite number above 0")
+    def __str__(self) -> str:
+        """ "2.1 [1.9, 2.4]"."""
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 @dataclass(frozen=True)
@@ -61,264 +45,249 @@ class PlanEvidence:
     """What is known of the methods.
 
     Attributes:
-        aim: of the plan.
-        prices: of a step, by method; dense first. Lengths of probes follow from them.
-        rungs: seconds on the link that probes stand for, rising; each twice the one before or
-            less, the last one the training itself.
-        losses: of the probes, lower is better.
-        lower: is less of the metric better?
-        ends: the lowest and the highest loss that there is.
-        renewed: prices that were found later, from which the training's length follows; empty:
-            there are none.
+        seconds: of the training in question, on the link.
+        prices: of a step, by method; dense first.
+        first: steps of dense's first runs.
+        length: steps of the others, at first; 0: it is not chosen yet.
+        losses: in their ends.
+        renewed: prices that were found later and count instead.
     """
 
-    aim: Aim
+    seconds: float
     prices: Mapping[str, Price]
-    rungs: tuple[float, ...]
-    losses: Mapping[Probe, float]
-    lower: bool = True
-    ends: tuple[float, float] = (-math.inf, math.inf)
+    first: int
+    length: int
+    losses: Losses
     renewed: Mapping[str, Price] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
         return (*self.prices,)
 
-    @cached_property
-    def untried(self) -> tuple[str, ...]:
-        """Methods without a probe: the budget ended before."""
-        seen = {probe.method for probe in self.losses}
-        return tuple(method for method in self.methods if method not in seen)
+    @property
+    def dense(self) -> str:
+        return self.methods[0]
 
-    def steps(self, method: str, rung: int) -> int:
-        """Steps of a method in the seconds of a rung."""
-        return max(FEWEST, round(self.rungs[rung] / self.prices[method].seconds))
+    @property
+    def seeds(self) -> list[int]:
+        """In the order in which they were trained."""
+        return [*dict.fromkeys(probe.seed for probe in self.losses)]
 
     def price(self, method: str) -> Price:
         """The latest one."""
         return self.renewed.get(method, self.prices[method])
 
     def horizon(self, method: str) -> int:
-        """Steps of a method in the whole training."""
-        return max(FEWEST, round(self.rungs[-1] / self.price(method).seconds))
+        """Steps of a method in the training."""
+        return max(FEWEST, round(self.seconds / self.price(method).seconds))
 
     @cached_property
-    def curve(self) -> Curve:
-        longest = max(self.horizon(method) for method in self.methods)
-        return Curve(self.methods, dict(self.losses), longest)
-
-    @cached_property
-    def draws(self) -> np.ndarray:
-        """What decides, lower is better: the loss in the end, or the seconds to the loss; infinite
-        for untried methods.
-
-        Returns:
-            One row per method, one column per draw.
-        """
-        rows = []
-        for method in self.methods:
-            mine = [loss for probe, loss in self.losses.items() if probe.method == method]
-            if not np.isfinite(mine).any():
-                rows.append(np.full(DRAWS, np.inf))
-            elif self.aim.loss is None:
-                drawn = self.curve.losses_at(method, [self.horizon(method)])[:, 0]
-                rows.append(drawn.clip(*self.ends))
-            else:
-                loss = self.aim.loss if self.lower else -self.aim.loss
-                steps = self.curve.steps_to(method, loss, self.horizon(method))
-                rows.append(steps * self.price(method).seconds)
-        return np.array(rows)
-
-    @cached_property
-    def best(self) -> dict[str, float]:
-        """The probability of each method to be the best."""
-        reached = np.isfinite(self.draws).any(axis=0)
-        first = self.draws.argmin(axis=0)
-        return {
-            method: float(((first == i) & reached).mean()) for i, method in enumerate(self.methods)
-        }
-
-    @cached_property
-    def regret(self) -> dict[str, float]:
-        """By method, how much worse than the best one it is expected to be; infinite where it never
-        reaches the loss in a draw in which another does."""
-        least = self.draws.min(axis=0)
-        some = np.isfinite(least)
-        found = {}
-        for method, draws in zip(self.methods, self.draws, strict=True):
-            found[method] = float((draws[some] - least[some]).mean()) if some.any() else math.inf
+    def _ends(self) -> Mapping[tuple[str, int], Mapping[float, Mapping[int, float]]]:
+        """The losses by method and steps, then by rate, then by seed."""
+        found: dict[tuple[str, int], dict[float, dict[int, float]]] = {}
+        for p, loss in self.losses.items():
+            by_rate = found.setdefault((p.method, p.steps), {})
+            by_rate.setdefault(p.rate, {})[p.seed] = loss
         return found
+
+    def rates(self, method: str, steps: int) -> Mapping[float, float]:
+        """The mean loss over seeds at each rate that was tried."""
+        ends = self._ends.get((method, steps), {})
+        return {rate: statistics.fmean(losses.values()) for rate, losses in ends.items()}
+
+    def best_rate(self, method: str, steps: int) -> float:
+        """In doublings of the configuration's; the lowest one if all broke."""
+        means = self.rates(method, steps)
+        return min(sorted(means), key=lambda rate: means[rate])
+
+    def best_ends(self, method: str, steps: int) -> Mapping[int, float]:
+        """The losses at the best rate, by seed; none if it was not tried."""
+        if (method, steps) not in self._ends:
+            return {}
+        return self._ends[method, steps][self.best_rate(method, steps)]
+
+    @cached_property
+    def dense_lengths(self) -> list[int]:
+        """The lengths at which dense was trained, rising."""
+        return sorted(steps for method, steps in self._ends if method == self.dense)
+
+    def lengths(self, method: str) -> list[int]:
+        """The lengths at which a method was trained beside all others, or longer; rising."""
+        return sorted(n for m, n in self._ends if m == method and n >= self.length)
+
+    def dense_curve(self, seed: int | None = None, up_to: float = math.inf) -> DenseCurve | None:
+        """Dense's losses with a seed, or their means; None: one is missing, or broke.
+
+        Args:
+            up_to: steps up to which no length may be missing.
+        """
+        points: dict[float, float] = {}
+        for steps in self.dense_lengths:
+            ends = self.best_ends(self.dense, steps)
+            if seed is None:
+                points[steps] = statistics.fmean(ends.values())
+            elif seed in ends or steps <= up_to:
+                points[steps] = ends.get(seed, math.inf)
+        finite = points and all(map(math.isfinite, points.values()))
+        return DenseCurve.of(points) if finite else None
+
+    def _logs(self, method: str, length: int) -> list[float]:
+        """The logarithm of the clock of each seed; infinite where dense was never so bad."""
+        found = []
+        for seed, loss in self.best_ends(method, length).items():
+            curve = self.dense_curve(seed, length)
+            if curve is not None:
+                steps = curve.steps_to(loss)
+                found.append(math.log(steps / length) if steps > 0 else -math.inf)
+        return found
+
+    @cached_property
+    def clocks(self) -> Mapping[str, Clock]:
+        """Of the methods with a short run beside dense's; of several lengths the surest."""
+        logs = {(m, n): self._logs(m, n) for m in self.methods[1:] for n in self.lengths(m)}
+        whole = [x for x in logs.values() if x and all(map(math.isfinite, x))]
+        spread, found = clock.pool_spread(whole), {self.dense: clock.DENSE}
+        for (method, length), values in logs.items():
+            if not values:
+                continue
+            if values in whole:
+                doublings = math.log2(self.horizon(method) / length)
+                new = clock.estimate_clock(values, spread, doublings)
+            else:
+                bound = self.dense_lengths[0] / length
+                new = Clock(bound, 0.0, bound, len(values), known=False)
+            before = found.get(method)
+            if before is None or (new.known >= before.known and new.width < before.width):
+                found[method] = new
+        return found
+
+    @cached_property
+    def speeds(self) -> Mapping[str, Speed]:
+        """Of the methods with a clock, the fastest first; of those that are as fast the one that
+        sends less."""
+        dense = self.price(self.dense).seconds
+        found = {}
+        for method, k in self.clocks.items():
+            times = dense / self.price(method).seconds
+            found[method] = Speed(times * k.mean, times * k.low, times * k.high)
+        order = sorted(found, key=lambda m: (-found[m].mean, self.price(m).bytes))
+        return {method: found[method] for method in order}
+
+    @property
+    def best(self) -> str:
+        """The fastest; dense where nothing is known."""
+        return next(iter(self.speeds))
+
+    @cached_property
+    def rivals(self) -> list[str]:
+        """The methods whose interval overlaps that of the best, which is the first."""
+        least = self.speeds[self.best].low
+        return [m for m, speed in self.speeds.items() if m == self.best or speed.high >= least]
+
+    @property
+    def untried(self) -> list[str]:
+        """Methods without a clock: the budget ended before."""
+        return [method for method in self.methods if method not in self.clocks]
 
     @property
     def decided(self) -> bool:
-        """Is one method surely the best of all?"""
-        return not self.untried and max(self.best.values()) >= SURE
-
-    def seeds_of(self, method: str, rung: int) -> int:
-        """How many seeds a method has in a rung."""
-        steps = self.steps(method, rung)
-        return len({p.seed for p in self.losses if (p.method, p.steps) == (method, steps)})
+        """Is the interval of one method above all others, with two seeds or more?"""
+        several = len(self.seeds) > 1 or len(self.methods) == 1
+        return several and not self.untried and len(self.rivals) == 1
 
 
-def rungs_within(
-    span: float,
-    prices: Mapping[str, Price],
-    afford: Callable[[Sequence[Probe]], bool],
-    least: int = 1,
-) -> tuple[float, ...]:
-    """The seconds of the rungs of a training: the first is the longest with time for probes of all
-    methods.
+def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int:
+    """The most steps of short runs for which there is time; 0: too little.
 
     Args:
-        span: seconds of the training.
-        afford: is there time for some probes?
-        least: how many rungs there are; a training of unknown length has several.
-
-    Returns:
-        No rungs, if there is no time for any.
+        start: seconds that a run takes besides its steps.
+        left: seconds that there are, of all processes together.
     """
-    rungs = [span]
-    while True:
-        known = PlanEvidence(Aim(seconds=span), prices, (*rungs,), {})
-        probes = [
-            Probe(m, known.steps(m, 0), float(rate), 0)
-            for m in known.methods
-            for rate in range(TRIED)
-        ]
-        if len(rungs) >= least and afford(probes):
-            return (*rungs,)
-        slowest = max(price.seconds for price in prices.values())
-        shorter = max(rungs[0] / 2, FEWEST * slowest)
-        if shorter > CLOSEST * rungs[0]:  # nothing is shorter, or hardly
-            return ()
-        rungs.insert(0, shorter)
+    dense, *others = prices.values()
+    likely = sorted((price.here for price in others), reverse=True)[:LIKELY]
+    lengths = 1 + 1 / 2 + 1 / QUARTER  # of dense, in those of the methods
+    steps = dense.here * (EXPECTED + MORE) * lengths
+    steps += EXPECTED * sum(price.here for price in others) + MORE * sum(likely)
+    runs = (EXPECTED + MORE) * 3 + EXPECTED * len(others) + MORE * len(likely)
+    affordable = (left - start * runs) / steps if steps else 0.0
+    return max(0, math.floor(affordable))
 
 
-def shortest_span(prices: Mapping[str, Price], rungs: int) -> float:
-    """The seconds of the shortest training that has so many rungs, two or more."""
-    slowest = max(price.seconds for price in prices.values())
-    return 2 ** (rungs - 2) * FEWEST * slowest / CLOSEST
-
-
-def next_probes(
-    known: PlanEvidence, seeds: Sequence[int], afford: Callable[[Sequence[Probe]], bool]
-) -> list[Probe]:
-    """The probes of the next round, the most useful ones first; none: the plan is decided, or
-    nothing more can be learnt.
+def next_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:
+    """The short runs of the next round, the most useful ones first; where there are several lists,
+    one is for a budget that has no time for those before. None: the length is to be chosen, the
+    plan is decided, or nothing more can be learnt.
 
     Args:
         seeds: in the order in which they are used.
-        afford: has the budget time for a rung?
     """
-    if len(known.methods) == 1 and known.losses:
-        return []  # dense is alone: no loss decides anything
-    first = seeds[0]
-    tried = [r for r in range(len(known.rungs)) if any(known.seeds_of(m, r) for m in known.methods)]
-    if not tried:
-        dense = known.methods[0]
-        return [Probe(dense, known.steps(dense, 0), rate, first) for rate in (-1.0, *RATES)]
-    last = tried[-1]
-    if todo := _climb(known, last, first):
-        return todo
-    if not np.isfinite([*known.losses.values()]).any():
-        return []  # not even the lowest rate ended
-    if todo := _untried(known, last, first):
-        return todo
-    longer = range(last + 1, len(known.rungs))
-    # of a training of unknown length each rung counts: one of them may be long enough
-    for rung in longer[:1] if known.aim.seconds is None else reversed(longer):
-        methods = _left(known, last)
-        for count in range(len(methods), min(FEW, len(methods)) - 1, -1):
-            probes = _rung(known, methods[:count], last, rung, first)
-            if afford(probes):
-                return probes
-    return _seeds(known, last, seeds)
-
-
-def later_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:
-    """The rounds that a larger budget could train next, each in place of the others."""
-    asked: list[list[Probe]] = []
-
-    def refuse(probes: Sequence[Probe]) -> bool:
-        asked.append([*probes])
-        return False
-
-    rest = next_probes(known, seeds, refuse)
-    return [*asked, *([rest] if rest else [])]
-
-
-def _climb(known: PlanEvidence, rung: int, seed: int) -> list[Probe]:
-    """Rates that the methods of a rung still need: the next one beyond the best if that is the last
-    one tried, downwards only for dense and for methods that may be the best."""
-    todo = []
-    dense = known.methods[0]
-    for method in known.methods:
-        steps = known.steps(method, rung)
-        tried = {
-            p.rate: loss
-            for p, loss in known.losses.items()
-            if (p.method, p.steps, p.seed) == (method, steps, seed)
-        }
-        if not tried:
-            continue
-        best = min(sorted(tried), key=lambda rate: tried[rate])  # the lowest, if all broke
-        down = math.isinf(tried[best]) or method == dense or known.best[method] >= LIKELY
-        beyond = [best + 1] + [best - 1] * down
-        if math.isinf(tried[best]):
-            beyond = beyond[1:]
-        wanted = [r for r in beyond if abs(r) <= FARTHEST and r not in tried]
-        todo += [Probe(method, steps, rate, seed) for rate in wanted]
-    return todo
-
-
-def _untried(known: PlanEvidence, rung: int, seed: int) -> list[Probe]:
-    """All methods but dense in the first rung, at its best rate and beyond."""
-    if rung or any(known.seeds_of(method, rung) for method in known.methods[1:]):
-        return []
     dense, *others = known.methods
-    best = known.curve.best_rate(dense, known.steps(dense, rung))
-    return [Probe(m, known.steps(m, rung), best + r, seed) for r in RATES for m in others]
+    first, short, length = seeds[0], known.first, known.length
+    if not others:  # no loss decides anything; one run says in which unit losses are
+        return [] if known.losses else [[Probe(dense, short, 0.0, first)]]
+    todo = _climb(known, dense, short, first, (0.0, 1.0, -1.0))
+    if todo or not length or not math.isfinite(min(known.rates(dense, short).values())):
+        return [todo]
+    rate = known.best_rate(dense, short)
+    around = (rate, rate + 1)
+    for steps in (length, max(length // 2, 1), *known.dense_lengths):
+        todo += _climb(known, dense, steps, first, around)
+    both = [Probe(m, length, r, first) for r in around for m in others]
+    todo = [*dict.fromkeys(todo), *(probe for probe in both if probe not in known.losses)]
+    if todo:
+        return [todo]
+    likely = [method for method in known.rivals if method != dense]
+    for method in likely:
+        todo += _climb(known, method, known.lengths(method)[-1], first, around)
+    if todo:
+        return [todo]
+    shorter = known.dense_lengths[0] // 2
+    if shorter >= FEWEST // 4 and not all(known.clocks[m].known for m in likely):
+        return [_climb(known, dense, shorter, first, (rate, rate - 1))]
+    if known.decided:
+        return []
+    again = _seeds(known, seeds, likely)
+    few = min((len(known.best_ends(m, known.lengths(m)[-1])) for m in likely), default=SEEDS)
+    return [again] if few < ENOUGH else [_longer(known, first, likely), again]
 
 
-def _rung(
-    known: PlanEvidence, methods: Sequence[str], last: int, rung: int, seed: int
+def _climb(
+    known: PlanEvidence, method: str, steps: int, seed: int, start: Sequence[float]
 ) -> list[Probe]:
-    """The first probes of a rung, each method at its best rate of the rung before and beyond.
-
-    Args:
-        last: the rung before.
-    """
-    todo = []
-    for rate in RATES:
-        for method in methods:
-            best = known.curve.best_rate(method, known.steps(method, last))
-            todo.append(Probe(method, known.steps(method, rung), best + rate, seed))
-    return todo
+    """The rates that a method still needs at a length: ``start``, then those beside the best."""
+    tried = known.rates(method, steps)
+    if tried:
+        best = known.best_rate(method, steps)
+        broke = not math.isfinite(tried[best])
+        start = [best - 1] if broke else [best - 1, best + 1]
+    rates = [rate for rate in start if rate not in tried and abs(rate) <= FARTHEST]
+    return [Probe(method, steps, rate, seed) for rate in rates]
 
 
-def _left(known: PlanEvidence, last: int) -> list[str]:
-    """The methods of the next rung, the one with the least expected regret first: those that may be
-    the best, and two at least."""
-    before = [m for m in known.methods if known.seeds_of(m, last)]
-    before.sort(key=lambda method: known.regret[method])
-    return before[: max(sum(known.best[m] >= OUT for m in before), 2)]
+def _seeds(known: PlanEvidence, seeds: Sequence[int], likely: Sequence[str]) -> list[Probe]:
+    """One more seed of dense and of the methods that may be the fastest, at their best rates."""
+    lengths = {m: known.lengths(m)[-1:] for m in likely}
+    longest = max((n for ns in lengths.values() for n in ns), default=known.length)
+    lengths = {known.dense: [n for n in known.dense_lengths if n <= longest], **lengths}
+    for seed in seeds[:SEEDS]:
+        todo = [
+            probe
+            for method, steps in lengths.items()
+            for n in steps
+            if (probe := Probe(method, n, known.best_rate(method, n), seed)) not in known.losses
+        ]
+        if todo:
+            return todo
+    return []
 
 
-def _seeds(known: PlanEvidence, rung: int, seeds: Sequence[int]) -> list[Probe]:
-    """One more seed of a rung's methods that may be the best, at their best rates; none once one
-    method is surely the best and has two seeds."""
-    left = [m for m in known.methods if known.seeds_of(m, rung) and known.best[m] >= OUT]
-    left.sort(key=lambda method: known.regret[method])
-    if not left:
+def _longer(known: PlanEvidence, seed: int, likely: Sequence[str]) -> list[Probe]:
+    """Twice the length of dense and of the methods that may be the fastest, at their best rates and
+    beyond; none where this is the whole training."""
+    before = max((known.lengths(m)[-1] for m in likely), default=0)
+    steps = min(2 * before, max((known.horizon(m) for m in likely), default=0))
+    if steps <= before:
         return []
-    fewest = min(known.seeds_of(method, rung) for method in left)
-    if fewest >= SEEDS or (known.decided and fewest > 1):
-        return []
-    seed = seeds[fewest]
-    todo = []
-    for method in left:
-        steps = known.steps(method, rung)
-        probe = Probe(method, steps, known.curve.best_rate(method, steps), seed)
-        if probe not in known.losses:
-            todo.append(probe)
-    return todo
+    rates = {m: known.best_rate(m, known.lengths(m)[-1]) for m in (known.dense, *likely)}
+    both = [Probe(m, steps, rate + more, seed) for more in (0, 1) for m, rate in rates.items()]
+    return [probe for probe in both if probe not in known.losses and probe.rate <= FARTHEST]

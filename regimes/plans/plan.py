@@ -1,4 +1,4 @@
-"""Which method reaches my loss first on my link? One call."""
+"""Which method trains fastest on my link, and how much faster than dense? One call."""
 
 from __future__ import annotations
 
@@ -16,14 +16,30 @@ from regimes.console.progress import shown_by
 from regimes.cost.job import WITHIN, parse_seconds, read_links
 from regimes.cost.methods import parse_method, parse_methods
 from regimes.errors import require
-from regimes.launch.search import SearchBudget, Show
+from regimes.launch.search import (
+    SearchBudget,
+    SearchLog,
+    Show,
+    as_whole,
+    expect,
+    read_log,
+    refuse_damage,
+)
 from regimes.launch.subject import read_subject
 from regimes.network import Network
-from regimes.plans.decide import FEWEST, Aim
-from regimes.plans.priced import Links, keep_faster, price_methods, renew_prices
+from regimes.plans.decide import FEWEST
+from regimes.plans.earlier import read_curve
+from regimes.plans.priced import (
+    Links,
+    Price,
+    keep_faster,
+    price_methods,
+    renew_prices,
+    time_short_runs,
+)
 from regimes.plans.probes import in_steps
 from regimes.plans.result import Plan
-from regimes.plans.search import Asked, Probes, read_question
+from regimes.plans.search import PlanSearch, decode_probes, read_prices
 from regimes.records.files import record_folder
 
 if TYPE_CHECKING:
@@ -49,6 +65,7 @@ def plan(
     gpus: int = 1,
     seconds: float | str | None = None,
     loss: float | None = None,
+    curve: str | Path | Mapping[float, float] | None = None,
     step: float | str | None = None,
     methods: Sequence[str] | None = None,
     probe: GivenModel | Table | None = None,
@@ -60,12 +77,12 @@ def plan(
     show: Show | None = None,
     **training: Unpack[Training],
 ) -> Plan:
-    """Find the method that ends lowest in a given time on a link, or reaches a loss first.
+    """Find how many times as fast as dense each method trains on a link, and which to train with.
 
-    Short trainings with simulated workers, each method at several learning rates and lengths, say
-    how the loss depends on method and length (`regimes.plans.curve`); the cost model says what a
-    step takes on the link (`regimes.cost`), with compute and compression timed on this
-    machine. The same call goes on after a stop, or with a larger budget.
+    Short runs with simulated workers give each method's clock, the steps of dense that one of its
+    steps is worth (`regimes.plans.clock`); the cost model says what a step takes on the link
+    (`regimes.cost`), with compute and compression timed on this machine. A speed is the clock times
+    dense's seconds over the method's. The same call goes on after a stop, or with a larger budget.
 
     Args:
         what: a preset's name, the path of a TOML file, or a configuration; or a model as `simulate`
@@ -75,19 +92,23 @@ def plan(
         links: a file that `regimes doctor --links` has written, in place of it.
         gpus: devices in a node; each worker is one.
         seconds: of the training, or a text such as "20min"; its schedule is stretched to what each
-            method can do in them.
-        loss: in place of ``seconds``: the metric that is to be reached, in the unit of figures.
+            method can do in them. Default: as long as the configured training takes dense.
+        loss: left out since version 0.5: the method that is the most times as fast as dense reaches
+            any loss first.
+        curve: what dense ended at in trainings that there are: a CSV file of steps and losses, a
+            folder of records, or losses by steps, in the unit of figures (percent, bits per byte).
+            With it the loss after the seconds is said where the short runs are too short for that.
         step: seconds of one worker's step on the device of the training, or a text such as "40ms";
             default timed here.
         methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, default `METHODS`; dense is always
             among them.
-        probe: a smaller model that stands for this one in the short trainings: of a model another
+        probe: a smaller model that stands for this one in the short runs: of a model another
             module for the same data; else fields of the configuration, such as
-            ``{"model.width": 32}``. Losses are then given as differences to dense's.
-        minutes, runs: the budget of the probes; default 10 minutes.
-        jobs: probes at a time, each a process; model and data are then sent to it.
+            ``{"model.width": 32}``.
+        minutes, runs: the budget, of all that is trained and timed; default 10 minutes.
+        jobs: short runs at a time, each a process; model and data are then sent to it.
         set: fields of the configuration.
-        show: called with a line after each probe and the share of the budget that is spent.
+        show: called with a line after each short run and the share of the budget that is spent.
             Default: one line in a notebook, a bar on a terminal, else lines on standard error.
         training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
 
@@ -100,6 +121,8 @@ def plan(
         read_launch().count == 1, "plan", "under a launcher", "one process, which starts the runs"
     )
     require((link is None) != (links is None), "link, links", (link, links), "one of the two")
+    reached = "none: the method that is the most times as fast as dense reaches any loss first"
+    require(loss is None, "loss", loss, reached)
     step = None if step is None else parse_seconds(step, "step")
     seconds = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
     where = _links(link, links, gpus, step)
@@ -107,53 +130,66 @@ def plan(
     data = train_data, test_data
     config, task = read_subject(what, *data, set, training)
     require(config.workers > 1, "workers", config.workers, "2 or more: one exchanges nothing")
-    whole = probe is None or loss is None
-    require(whole, "loss", loss, "seconds in its place; a smaller model has other losses")
     smaller = (
         (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
     )
     chosen = parse_methods(METHODS if methods is None else methods)
     dense = parse_method(DENSE)
     every = [dense, *(method for method in chosen if method != dense)]
-    aim = Aim(seconds, loss)
+    given = {} if curve is None else read_curve(curve)
     out = record_folder(out)
     question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
-    question |= {"methods": [m.label for m in every], "seconds": seconds, "loss": loss}
-    # the probes' records tell one model from another
+    question |= {"methods": [m.label for m in every], "seconds": seconds}
+    # the short runs' records tell one model from another
     question["probe"] = "a model" if callable(probe) else probe and dict(cast("Table", probe))
-    facts, start = read_question(out, question), time.monotonic()
-    per_epoch, prices, unrest = price_methods(config, every, where, task)
-    if probe is not None:
-        here = price_methods(smaller[0], every, where, smaller[1]).prices
-        prices = {name: replace(price, here=here[name].here) for name, price in prices.items()}
-    if facts is None:
-        facts = Asked(question, per_epoch, prices, prices)
-    else:
-        facts = replace(facts, renewed=renew_prices(facts.renewed, prices))
+    log, start = read_log(out, decode_probes), time.monotonic()
+    per_epoch, first, unrest = price_methods(config, every, where, task)
+    short = in_steps(smaller[0], per_epoch)
+    here = time_short_runs(short, every, smaller[1])
+    first = {name: replace(x, here=here.get(name, x.here)) for name, x in first.items()}
     spent = time.monotonic() - start
-    faster = keep_faster(every, facts.prices)
-    least = FEWEST * min(facts.prices[method.label].seconds for method in faster)
+    first, now = _latest(out, log, first)
+    trained = in_steps(config, per_epoch)
+    span = float(trained.steps or 0) * first[DENSE].seconds if seconds is None else seconds
+    faster = keep_faster(every, first)
+    least = FEWEST * min(first[method.label].seconds for method in faster)
     enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
-    require(seconds is None or seconds >= least, "seconds", seconds, enough)
+    require(span >= least, "seconds", span, enough)
     left_out = tuple(method.label for method in every if method not in faster)
     table = {method.label: method for method in faster}
-    trained = in_steps(smaller[0], facts.per_epoch)
-    probes = Probes(out, trained, table, facts, aim, smaller[1], probe is not None, spent)
+    search = PlanSearch(out, question, short, table, first, now, span, smaller[1], spent, jobs)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-        known, shown, more = probes.search(budget, jobs, line)
+        log = search.search(budget, line)
     return Plan(
-        known,
+        search.known(log),
         table,
         left_out,
-        in_steps(config, facts.per_epoch),
-        shown,
+        trained,
+        search.shown(log),
         str(where.between),
+        given,
         own=task is not None,
         smaller=probe is not None,
-        more=more,
+        budget=budget,
+        more=search.larger(budget, log),
         unrest=unrest,
         out=out,
     )
+
+
+def _latest(
+    out: Path, log: SearchLog[Any], timed: dict[str, Price]
+) -> tuple[dict[str, Price], dict[str, Price]]:
+    """The prices with which the plan in a folder began, and the latest ones."""
+    known = []
+    for each in log.rounds:
+        with refuse_damage(out, each.line):
+            if "prices" in each.facts:
+                known.append(read_prices(each.facts))
+            as_whole(log.rounds[0].facts["first"], 1)
+            as_whole(each.facts.get("length", 1), 1)
+            expect(known[-1].keys() == timed.keys())
+    return (known[0], renew_prices(known[-1], timed)) if known else (timed, timed)
 
 
 def _smaller(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regimes.config import DENSE, AnyLevel, RunConfig
@@ -12,11 +14,15 @@ from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
 from regimes.errors import ConfigError
+from regimes.launch import sweep
 from regimes.network import FASTEST, Network, Work
+from regimes.plans.probes import configure_probe
+from regimes.records import load
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
 
+TIMED = 16  # steps of a run that is timed
 LESS = 0.98  # of dense's seconds: what a prediction of 2 to 10 % can tell
 RENEWED = 0.9  # of earlier seconds, from which on steps that are timed again count in their place
 
@@ -132,6 +138,31 @@ def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
     for method in methods:
         found.setdefault(repr(sorted(method.table.items())), []).append(method)
     return list(found.values())
+
+
+def time_short_runs(
+    config: RunConfig, methods: Sequence[Method], task: Task | None = None
+) -> dict[str, float]:
+    """Seconds of a step of a short run here, with all simulated workers: of the second half of a
+    few steps of each method; none of one whose loss is not finite.
+
+    Args:
+        config: of the short runs, in steps.
+    """
+    found = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        sweep.make_trainer(1, [config.device], task) as train,
+    ):
+        for number, method in enumerate(methods):
+            few = configure_probe(config, method, TIMED, 0.0, config.seed)
+            few = replace(few, unit_steps=TIMED // 2)
+            train([(Path(folder, str(number)), few)], lambda folder, error: None)
+            clock = load(Path(folder, str(number))).clock
+            if len(clock) == 2:
+                parts = {k: x for k, x in clock[1].items() if k != "evaluate"}
+                found[method.label] = sum(parts.values()) / (TIMED // 2)
+    return found
 
 
 def renew_prices(before: Mapping[str, Price], now: Mapping[str, Price]) -> dict[str, Price]:

@@ -8,7 +8,7 @@ from typing import Any
 from regimes.config import DENSE, RunConfig
 from regimes.cost.methods import Method
 from regimes.errors import require
-from regimes.plans.curve import Probe
+from regimes.plans.clock import Probe
 from regimes.presets.families import at_rate, shorten_training, static_table
 
 LEVEL = "sent"  # the level of a method in its configuration

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from regimes.config import DENSE, RunConfig, to_toml
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError
 from regimes.launch.search import SearchBudget
-from regimes.plans.curve import Probe
-from regimes.plans.decide import FEWEST, SURE, PlanEvidence
+from regimes.plans.clock import DenseCurve
+from regimes.plans.decide import PlanEvidence
 from regimes.plans.probes import configure_probe
 from regimes.plotting.looks import Metric
 
@@ -27,25 +25,26 @@ if TYPE_CHECKING:
     from regimes.console.tables import Table
 
 RESTLESS = 0.5  # from which on what steps take here is not sure
-FAR = 2.0  # times the longest probe beyond which a loss is called far from what was measured
-TOO_FAR = 16.0  # beyond which nothing is advised: four doublings, of a curve fitted to few
+FAR = 2.0  # times the short runs beyond which a rate is called that of other lengths
+TOO_FAR = 16.0  # beyond which nothing is advised: four doublings
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Which method reaches the lowest loss in some seconds, or a loss first.
+    """How many times as fast as dense each method trains on a link, and which one to train with.
 
     Attributes:
-        known: prices, probes, and the curve fitted to them.
+        known: prices, short runs, and the clocks that they give.
         methods: by name, dense first.
         left_out: methods that take as long a step as dense on the link, and were not tried.
         config: of the training, in steps.
         shown: how the metric is written.
         where: the link in words.
+        curve: what dense ended at in earlier trainings, by steps, in the unit of figures.
         own: the model and data are the user's: there is no file to train from.
-        smaller: the probes are of a smaller model: losses are given as differences to dense's, and
-            learning rates in proportion to the configuration's, taken as dense's best.
-        more: the least budget that would train more probes; None if none would.
+        smaller: the short runs are of a smaller model than the training.
+        budget: that was given.
+        more: the least budget that would train more; None if none would.
         unrest: how much longer than the fastest of the steps that were timed the median one took,
             as a share.
         out: the folder.
@@ -57,111 +56,107 @@ class Plan:
     config: RunConfig
     shown: Metric
     where: str
+    curve: Mapping[float, float] = field(default_factory=dict)
     own: bool = False
     smaller: bool = False
+    budget: SearchBudget | None = None
     more: SearchBudget | None = None
     unrest: float = 0.0
     out: Path | None = None
 
-    @property
-    def by_seconds(self) -> bool:
-        """Is the aim a loss in the end, after some seconds?"""
-        return self.known.aim.loss is None
-
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per method with a probe, the best first.
+        """One row per method with a clock, the fastest first.
 
-        Columns: method; ``best``, its probability to be the best; ``regret``, how much worse than
-        the best it is expected to be; ``step``, seconds of a step on the link; ``steps`` and
-        ``seconds`` of the training; ``mb``, megabytes that a node sends in it; ``loss`` in the end,
-        with the ends of its 95 % interval, in the unit of figures (nan where the aim is a loss;
-        above dense's where the probes are of a smaller model); ``low`` and ``high`` of the seconds
-        where they are what differs; ``rate``, the learning rate; ``measured``, steps of its longest
-        probe; ``times``, how many times as long the training is; ``n``, seeds.
+        Columns: method; ``speed``, how many times as fast as dense it comes to a loss, with the
+        ends ``low`` and ``high`` of its 95 % interval; ``clock`` with ``clock_low`` and
+        ``clock_high``; ``step``, seconds of a step on the link; ``steps`` of the training in
+        question, and ``mb``, megabytes that a node sends in it; ``loss`` in its end, in the unit of
+        figures, with ``loss_low`` and ``loss_high``, nan where dense's curve does not reach so far;
+        ``rate``, the learning rate to train with; ``n``, seeds.
         """
         import pandas as pd
 
-        draws, best = self.known.draws, self.known.best
-        regret = self.known.regret
         rows = []
-        for i, method in enumerate(self.known.methods):
-            if method in self.known.untried:
-                continue
-            middle, low, high = _quantiles(draws[i] - draws[0] if self.smaller else draws[i])
-            price, mine = self.known.price(method), self._probes(method)
-            steps: float = self.known.horizon(method)
-            if self.by_seconds:
-                seconds, loss = steps * price.seconds, self._sign * middle + 0.0
-                ends = sorted((self._sign * low + 0.0, self._sign * high + 0.0))
-            else:
-                seconds, loss, ends = middle, math.nan, [low, high]
-                steps = seconds / price.seconds
-            longest = max(probe.steps for probe in mine)
-            at = steps if math.isfinite(steps) else self.known.horizon(method)
-            doublings = self.known.curve.best_rate(method, at)
-            if self.smaller:
-                dense = self.known.methods[0]
-                doublings -= self.known.curve.best_rate(dense, self.known.horizon(dense))
-            rate = self.config.optimizer.lr * 2**doublings
+        for method, speed in self.known.speeds.items():
+            clock, price = self.known.clocks[method], self.known.price(method)
+            steps = self.known.horizon(method)
+            loss, worst, least = (
+                self._loss(k * steps) for k in (clock.mean, clock.low, clock.high)
+            )
+            low, high = sorted((worst, least))
             rows.append(
                 {
                     "method": method,
-                    "best": best[method],
-                    "regret": regret[method],
+                    "speed": speed.mean,
+                    "low": speed.low,
+                    "high": speed.high,
+                    "clock": clock.mean,
+                    "clock_low": clock.low,
+                    "clock_high": clock.high,
                     "step": price.seconds,
                     "steps": steps,
-                    "seconds": seconds,
                     "mb": steps * price.bytes / 1e6,
-                    "loss": loss,
-                    "low": ends[0],
-                    "high": ends[1],
-                    "rate": rate,
-                    "measured": longest,
-                    "times": steps / longest,
-                    "n": len({probe.seed for probe in mine}),
+                    "loss": loss if clock.known else math.nan,
+                    "loss_low": low,
+                    "loss_high": high,
+                    "rate": self.rate(method),
+                    "n": clock.n or len(self.known.best_ends(method, self.known.length)),
                 }
             )
-        frame = pd.DataFrame(rows)
-        return frame.sort_values(["regret", "mb"], ignore_index=True)
+        return pd.DataFrame(rows)
 
-    @property
-    def _sign(self) -> int:
-        return 1 if self.shown.lower else -1
+    @cached_property
+    def _dense(self) -> DenseCurve | None:
+        """Dense's curve, from earlier trainings and the short runs of the same model."""
+        sign = 1 if self.shown.lower else -1
+        points = {steps: sign * loss for steps, loss in self.curve.items()}
+        short = None if self.smaller else self.known.dense_curve()
+        if short is not None:
+            points = {**dict(zip(short.steps, short.losses, strict=True)), **points}
+        return DenseCurve.of(points) if points else None
 
-    def _probes(self, method: str) -> list[Probe]:
-        return [probe for probe in self.known.curve.losses if probe.method == method]
+    def _loss(self, steps: float) -> float:
+        """Dense's after some steps, in the unit of figures; nan where it is not known."""
+        if self._dense is None or not steps > 0:
+            return math.nan
+        return (1 if self.shown.lower else -1) * self._dense.loss(steps)
+
+    def rate(self, method: str) -> float:
+        """The learning rate to train with: the best one of the short runs. Where the training is
+        far longer than these, and dense's curve of that length was given, the configuration's, with
+        which it was trained; for another model than that of the short runs, too."""
+        lengths, horizon = self.known.lengths(method), self.known.horizon(method)
+        given = max(self.curve, default=0.0) * FAR >= horizon
+        if self.smaller or not lengths or (horizon > FAR * lengths[-1] and given):
+            return self.config.optimizer.lr
+        return self.config.optimizer.lr * 2.0 ** self.known.best_rate(method, lengths[-1])
 
     # -- the answer --------------------------------------------------------------------------
 
     @property
     def best(self) -> str:
-        """The method with the least expected regret."""
-        return str(self.table["method"].iloc[0])
+        """The fastest method."""
+        return self.known.best
 
     @property
     def decided(self) -> bool:
-        """Is it surely the best?"""
-        return not self.known.untried and float(self.table["best"].iloc[0]) >= SURE
+        """Is it surely the fastest?"""
+        return self.known.decided
 
     @property
     def config_to_train(self) -> RunConfig:
         """The training that the plan advises, with its method, rate and number of steps."""
-        rate = math.log2(self.table["rate"].iloc[0] / self.config.optimizer.lr)
-        seed = max(probe.seed for probe in self.known.curve.losses) + 1
-        return configure_probe(self.config, self.methods[self.best], self._steps, rate, seed)
-
-    @property
-    def _steps(self) -> int:
-        """Steps of the training that the plan advises; a loss that none reaches has no number."""
-        steps = self.table["steps"].iloc[0]
-        return round(steps) if math.isfinite(steps) else self.known.horizon(self.best)
+        rate = math.log2(self.rate(self.best) / self.config.optimizer.lr)
+        seed = max((probe.seed for probe in self.known.losses), default=self.config.seed) + 1
+        steps = self.known.horizon(self.best)
+        return configure_probe(self.config, self.methods[self.best], steps, rate, seed)
 
     def hook(self) -> str:
         """The lines of a training script of one's own."""
-        row, method = self.table.iloc[0], self.methods[self.best]
-        lines = [f"# {self._training(row['rate'])}"]
-        sent = f"compressor={dict(method.table)!r}, level={method.level!r}"
+        method = self.methods[self.best]
+        lines = [f"# {self._training()}"]
+        sent = f"compressor={ {**method.table, 'level': method.level}!r}"
         if method.period > 1:
             words = ["model", "optimizer", f"policy={method.period}"]
             words += [sent] * (method.level != DENSE)
@@ -171,10 +166,10 @@ class Plan:
         elif method.level == DENSE:
             lines.append("# no compression: plain DistributedDataParallel")
         else:
-            lines.append(f"hook = regimes.attach(model, {sent}, optimizer=optimizer)")
+            lines.append(f"hook = regimes.attach(model, optimizer, {sent})")
         return "\n".join(lines)
 
-    def _training(self, rate: float) -> str:
+    def _training(self) -> str:
         """What is trained, in words."""
         config, optimizer = self.config, self.config.optimizer
         own = [f"{key} {value}" for key, value in optimizer.options.items()]
@@ -182,8 +177,9 @@ class Plan:
             own += [f"momentum {optimizer.momentum:g}{', nesterov' * optimizer.nesterov}"]
         own += [f"weight decay {optimizer.weight_decay:g}"]
         return (
-            f"{optimizer.name}, learning rate {rate:.3g}, {', '.join(own)}; "
-            f"{config.workers} workers x {config.batch_size}, {self._steps:,} steps"
+            f"{optimizer.name}, learning rate {self.rate(self.best):.3g}, {', '.join(own)}; "
+            f"{config.workers} workers x {config.batch_size}, "
+            f"{self.known.horizon(self.best):,} steps"
         )
 
     def __str__(self) -> str:
@@ -205,137 +201,132 @@ class Plan:
         """The table, for any width."""
         from regimes.console.tables import Table
 
-        rows = [self._line(row) for row in self.table.to_dict("records")]
-        aim = self.known.aim
-        what = f"{self.shown.heading} in {_time(aim.seconds)}" if aim.seconds else "time"
-        if self.smaller:
-            what = f"{what}, minus dense's"
-        heads = ("method", what, "best", "a step", "steps", "MB sent", "rate", "measured")
+        rows = []
+        for row in self.table.to_dict("records"):
+            method = row["method"]
+            rows.append(
+                (
+                    method,
+                    str(self.known.speeds[method]) if method != self.known.dense else "1",
+                    str(self.known.clocks[method]) if method != self.known.dense else "1",
+                    format_time(row["step"]),
+                    f"{row['steps']:,}",
+                    self._shown_loss(row),
+                    f"{row['rate']:.3g}",
+                    str(row["n"]),
+                )
+            )
+        loss = f"{self.shown.heading} in {format_time(self.known.seconds)}"
+        heads = ("method", "× dense", "clock", "a step", "steps", loss, "rate", "n")
         note = (
-            "95 % intervals of the fitted mean over seeds. best: the probability of being the "
-            "best. measured: the steps of its longest probe"
+            "× dense: how many times as fast it comes to a loss: its clock, the steps of dense "
+            "that one of its steps is worth, times dense's seconds of a step over its own. 95 % "
+            f"intervals; short runs of {self.known.length:,} steps with n seeds"
         )
         return Table(heads, rows, note)
 
-    def _line(self, row: dict) -> tuple[str, ...]:
-        if self.by_seconds:
-            digits = self.shown.digits + 1
-            form = f"{'+' if self.smaller else ''}.{digits}f"
-            what = f"{row['loss']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
-        elif math.isfinite(row["seconds"]):
-            what = f"{_time(row['seconds'])} [{_time(row['low'])}, {_time(row['high'])}]"
-        else:
-            what = "never"
-        return (
-            row["method"],
-            what,
-            f"{row['best']:.0%}",
-            _time(row["step"]),
-            f"{row['steps']:,.0f}" if math.isfinite(row["steps"]) else "-",
-            f"{row['mb']:,.0f}" if math.isfinite(row["mb"]) else "-",
-            f"{row['rate']:.3g}",
-            f"{row['measured']:,}",
-        )
+    def _shown_loss(self, row: dict) -> str:
+        if math.isnan(row["loss"]):
+            return "-"
+        digits = self.shown.digits + 1
+        ends = (row["loss_low"], row["loss_high"])
+        if row["method"] == self.known.dense or any(map(math.isnan, ends)):
+            return f"{row['loss']:.{digits}f}"
+        return f"{row['loss']:.{digits}f} [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
 
     def sentence(self) -> str:
         """The advice, its reason, and how far it reaches beyond what was measured."""
-        first = self.table.iloc[0]
-        names = list(self.table["method"])
-        dense = self.table.iloc[names.index(self.known.methods[0])]
-        if not math.isfinite(first["seconds"]):
-            reach = f"{self.known.aim.loss:g} {self.shown.unit}"
-            return f"No method is expected to reach {reach} in {_time(self.known.rungs[-1])}."
-        if self.best == self.known.methods[0]:
-            words = f"on {self.where} no method is expected to end better"
-            advice = "Stay dense"
+        doubt, dense = self._doubt(), self.known.dense
+        if self.best == dense:
+            advice = f"Stay dense: on {self.where} no method comes to a loss faster"
         else:
-            words = (
-                f"on {self.where} a step takes {_time(first['step'])} instead of dense's "
-                f"{_time(dense['step'])}"
+            first = self.table.iloc[0]
+            advice = (
+                f"Train with {self.best} at a learning rate of {first['rate']:.3g}: on "
+                f"{self.where} it is {self.known.speeds[self.best]} times as fast as dense. A step "
+                f"takes {format_time(first['step'])} in place of "
+                f"{format_time(self.known.price(dense).seconds)}, and is worth "
+                f"{first['clock']:.2f} of dense's"
             )
-            if self.by_seconds:
-                words += (
-                    f", so there are {first['steps']:,.0f} steps instead of {dense['steps']:,.0f}"
-                )
-            advice = f"Train with {self.best}"
-        doubt = self._doubt()
         advice = advice[0].lower() + advice[1:] if doubt else advice
-        words = f"{doubt}{advice}: {words}"
-        if first["times"] > FAR:
-            words += (
-                f". The training is {first['times']:.0f} times as long as the longest probe: what "
-                "it ends at is extrapolated"
-            )
-            if not self.smaller:
-                words += ", and a smaller model (--probe, probe=) could be trained longer"
-        words += self._own_schedule() + self._too_slow() + self._elsewhere()
-        if self.smaller:
-            words += (
-                ". The short trainings were of a smaller model: trust the order of the methods "
-                "more than their differences, whose intervals are of its size. Rates are in "
-                "proportion to yours, which is taken as dense's best"
-            )
+        said = [doubt + advice, self._losses(), self._far(), self._smaller(), self._slow()]
         if self.left_out:
-            words += f". Not faster than dense on this link: {'; '.join(self.left_out)}"
+            said.append(f"Not faster than dense on this link: {'; '.join(self.left_out)}")
+        if self.more is not None and self.budget is not None and self.budget.minutes is not None:
+            said.append(f"The {self.budget.minutes:g} minutes are over")
         if self.unrest > RESTLESS:
-            words += (
-                f". The steps that were timed for this differ by {self.unrest:.0%}, as beside "
+            said.append(
+                f"The steps that were timed for this differ by {self.unrest:.0%}, as beside "
                 "another load: the same call at a quieter time renews what a step takes"
             )
-        return words + "."
+        return " ".join(f"{words}." for words in said if words)
 
     def _doubt(self) -> str:
         """Why the advice is none, or not sure; ends where the advice begins."""
-        first, others = self.table.iloc[0], self.table.iloc[1:]
-        if first["times"] > TOO_FAR and not self.decided:
+        if self.decided:
+            return ""
+        if self.known.horizon(self.best) > TOO_FAR * self.known.length and self.more is not None:
             return f"Too short for advice: {self._next()}. What was seen says at best: "
         if self.known.untried:
             untried = "; ".join(self.known.untried)
             return f"Not decided, the budget had no time for {untried}: {self._next()}. So far: "
-        if self.decided:
-            return ""
-        near = [row["method"] for row in others.to_dict("records") if row["best"] >= 1 - SURE]
-        beside = f" between {'; '.join([self.best, *near])}" if near else ""
-        return f"Not decided{beside}: {self._next()}. So far: "
+        near = self.known.rivals
+        beside = f" between {'; '.join(near)}" if len(near) > 1 else ""
+        return f"Not decided{beside}, whose intervals overlap: {self._next()}. So far: "
 
     def _next(self) -> str:
         """What would train more."""
         if self.more is None:
             return "nothing is left to try"
         if self.more.minutes is None:
-            return f"{self.more.runs} runs have time for the next short trainings"
+            return f"{self.more.runs} runs have the next short trainings"
         minutes = self.more.minutes
-        return f"{minutes:.{1 if minutes < 10 else 0}f} minutes have time for the next trainings"
+        return f"{minutes:.{1 if minutes < 10 else 0}f} minutes have the next short trainings"
 
-    def _own_schedule(self) -> str:
+    def _losses(self) -> str:
+        """The loss of the best method and of dense after the seconds."""
+        rows = {row["method"]: row for row in self.table.to_dict("records")}
+        span, dense = format_time(self.known.seconds), rows[self.known.dense]
+        if math.isnan(rows[self.best]["loss"]) or math.isnan(dense["loss"]):
+            steps = max(self.known.horizon(self.known.dense), self.known.horizon(self.best))
+            return (
+                f"What it ends at after {span} is not said: that needs dense's losses in the ends "
+                f"of trainings of up to {steps:,} steps (--curve, curve=)"
+            )
+        ends = f"After {span} dense ends at {self._shown_loss(dense)} {self.shown.unit}"
+        if self.best == self.known.dense:
+            return ends
+        return f"{ends}, {self.best} at {self._shown_loss(rows[self.best])}"
+
+    def _far(self) -> str:
+        """That the training is longer than what was measured."""
+        times = self.known.horizon(self.best) / max(self.known.lengths(self.best), default=1)
+        if times <= FAR or self.best == self.known.dense:
+            return ""
+        words = f"The training is {times:.0f} times as long as the short runs"
+        if self.rate(self.best) == self.config.optimizer.lr:
+            return f"{words}, and the rate is that of your configuration"
+        return f"{words}, of which the rate is: the best one may have moved"
+
+    def _smaller(self) -> str:
+        if not self.smaller:
+            return ""
+        return (
+            "The short runs were of a smaller model: a clock hardly depends on the size, and the "
+            "rate is that of your configuration, which is taken as dense's best"
+        )
+
+    def _slow(self) -> str:
         """That the configured schedule is cut or stretched, if it is."""
-        seconds, steps = self.known.aim.seconds, self.config.steps or 0
-        dense = self.known.price(self.known.methods[0]).seconds * steps
-        if seconds is None or not steps or 1 / FAR < dense / seconds < FAR:
+        steps = self.config.steps or 0
+        dense = self.known.price(self.known.dense).seconds * steps
+        if not steps or 1 / FAR < dense / self.known.seconds < FAR:
             return ""
-        how = "stretched" if dense < seconds else "cut"
-        return f". Your schedule of {steps:,} steps takes dense {_time(dense)} and is {how}"
-
-    def _too_slow(self) -> str:
-        """Methods that have no time for the fewest steps of a probe."""
-        seconds, known = self.known.aim.seconds, self.known
-        if seconds is None:
-            return ""
-        slow = [name for name in known.methods if FEWEST * known.price(name).seconds > seconds]
-        fewest = f". {_time(seconds)} have no time for the {FEWEST} steps that are shown of "
-        return f"{fewest}{'; '.join(slow)}" if slow else ""
-
-    def _elsewhere(self) -> str:
-        """What the table of measured losses has of the method; nothing of dense."""
-        item = "token" if self.shown.lower else "sample"
-        harm = self.methods[self.best].harm(item)
-        if harm is None:
-            return ""
-        where = f"{harm.setting.name}, {harm.setting.parameters:,} parameters"
-        return f". In another training ({where}) its loss minus dense's was {harm} in as many steps"
+        how = "stretched" if dense < self.known.seconds else "cut"
+        return f"Your schedule of {steps:,} steps takes dense {format_time(dense)} and is {how}"
 
     def figure(self) -> Figure:
-        """The loss in the end against the seconds of the training, for each method; one column."""
+        """How many times as fast as dense each method is, with its interval; one column."""
         from regimes.plans.figure import draw_plan
 
         fig = draw_plan(self)
@@ -357,21 +348,12 @@ class Plan:
         return paths
 
 
-def _quantiles(draws: np.ndarray) -> tuple[float, float, float]:
-    """Median and 95 % interval; some draws may be infinite."""
-    ordered = np.sort(draws)
-    middle, low, high = (ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.025, 0.975))
-    return float(middle), float(low), float(high)
-
-
-def _time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A duration in three digits.
 
-    >>> [_time(x) for x in (0.0123, 4.5, 3600.0, float("inf"))]
-    ['12.3 ms', '4.5 s', '60 min', 'never']
+    >>> [format_time(x) for x in (0.0123, 4.5, 3600.0)]
+    ['12.3 ms', '4.5 s', '60 min']
     """
-    if not math.isfinite(seconds):
-        return "never"
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 600:

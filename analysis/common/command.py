@@ -39,7 +39,8 @@ BLOCK = re.compile(r"^ {4}((?:regimes|python) .*?)(?:  +#.*)?$", re.MULTILINE)
 SELECT = (
     "With --where FIELD=VALUE, e.g. --where optimizer.lr=0.4, only runs with that value are read. "
     "With --role ROLE=SCHEDULE, e.g. --role low=mine, a schedule of another name is drawn as low. "
-    "Figures take --style paper, --width INCHES, --format png,svg,pdf and --plain."
+    "Figures take --style paper, --width INCHES, --height INCHES, --panel NUMBER, "
+    "--format png,svg,pdf and --plain."
 )
 
 Records = Annotated[Path, tyro.conf.arg(help="a folder of runs, or an archive of them")]

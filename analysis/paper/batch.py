@@ -11,7 +11,7 @@ and the learning rate, which is scaled with them (section 5.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,10 @@ from matplotlib.ticker import NullLocator
 from regimes.errors import RecordError
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.groups import in_roles
-from regimes.plotting.looks import styles_of
-from regimes.plotting.words import add_headline, names_of, write_answer
+from regimes.plotting.looks import Metric, styles_of
+from regimes.plotting.said import MeanInterval
+from regimes.plotting.schedules import summarise_reached
+from regimes.plotting.words import add_headline, describe_difference, names_of, write_answer
 from regimes.records import Record, load_all
 
 from ..common import compare
@@ -56,7 +58,7 @@ def decided(by_schedule: Groups) -> pd.DataFrame:
 
 
 def figure(runs: Iterable[Record], *, schedules: Sequence[str] = ()) -> style.Drawing:
-    """Metric against epoch and floats; batch size and learning rate against epoch.
+    """Metric against epoch and floats; batch size and learning rate against epoch, but in a column.
 
     Args:
         schedules: which ones; default all there are.
@@ -74,25 +76,40 @@ def figure(runs: Iterable[Record], *, schedules: Sequence[str] = ()) -> style.Dr
     names = names_of(by_schedule)
     with style.theme():
         fig = style.figure(5.4)
-        grid = fig.subplots(2, 2, height_ratios=[3, 2])
+        short = canvas.is_stacked(fig) and fig.plain  # no room for what was decided
+        grid = fig.subplots(1 if short else 2, 2, height_ratios=[3, 2][: 2 - short], squeeze=False)
         for ax, against in zip(grid[0], ("epoch", "floats"), strict=True):
             panels.draw_curves(ax, against, numbers, last, shown, names, marks=against == "floats")
             panels.format_axis(ax, against, last, lines.typical_run(by_schedule).config)
             cut = panels.set_limits(ax, numbers, shown, last)
             ax.set_ylabel(shown.axis)
-        for ax, (column, label) in zip(grid[1], DECIDED.items(), strict=True):
+        lower = [] if short else list(grid[1])
+        for ax, (column, label) in zip(lower, DECIDED.items(), strict=False):
             _step(ax, steps, column)
             ax.set(xlabel=grid[0, 0].get_xlabel(), ylabel=label)
             ax.margins(x=0.02)
-        for ax in (grid[0, 0], *grid[1]):
+        for ax in (grid[0, 0], *lower):
             style.shade_windows(ax, compare.critical_windows(by_schedule))
             style.mark_decays(ax, lines.typical_run(by_schedule), labelled=ax is grid[0, 0])
         lines.name_ends(grid[0, 1], "floats", last, shown, names)
-        add_headline(fig, write_answer(by_schedule, shown, names))
-        below = "Below, thin: each seed; thick: the median. "
+        add_headline(fig, _claim(by_schedule, shown, names))
+        below = "" if short else "Below, thin: each seed; thick: the median. "
         style.add_caption(fig, below + lines.words(by_schedule, ("epoch", "floats"), cut=cut))
     parts = [numbers.assign(part="curve"), last.assign(part="end")]
     return style.Drawing(fig, pd.concat(parts))
+
+
+def _claim(by_schedule: Groups, shown: Metric, names: Mapping[str, str]) -> str:
+    """What small batches in the windows alone reach, beside small batches throughout; without both
+    the curves' own answer."""
+    few = {n: by_schedule[n] for n in ("small-batch", "small-in-critical") if n in by_schedule}
+    if len(few) < 2:
+        return write_answer(by_schedule, shown, names)
+    _, by_run = summarise_reached([run for runs in few.values() for run in runs])
+    row = compare.compare_pair(by_run, "small-in-critical", "small-batch", shown)
+    gap = MeanInterval.at(row, "difference")
+    alone = "a small batch in the shaded epochs alone"
+    return describe_difference(alone, "a small batch throughout", gap, shown, numbers=True)
 
 
 def _step(ax: Axes, steps: pd.DataFrame, column: str) -> None:

@@ -23,6 +23,7 @@ import pandas as pd
 import seaborn as sns
 
 from regimes.plotting import canvas, panels, style
+from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import LOOKS, Metric, style_of
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import (
@@ -112,8 +113,12 @@ def figure2a(runs: Iterable[Record], schedule: str = "low") -> style.Drawing:
     return style.Drawing(fig, numbers)
 
 
-def figure2b(runs: Iterable[Record]) -> style.Drawing:
-    """Accuracy against epoch and against floats, per schedule, and the numbers drawn."""
+def figure2b(runs: Iterable[Record], half: str | None = None) -> style.Drawing:
+    """Accuracy against epoch and against floats, per schedule, and the numbers drawn.
+
+    Args:
+        half: RECOVER or DAMAGE; default both, in a column of a paper the first that there is.
+    """
     every = group_runs(runs, FIGURE2)
     strangers = tuple(name for name in every if name not in LOOKS)
     shown_here = {*strangers, *sum(PANELS.values(), ())}
@@ -124,17 +129,21 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
         by_schedule["low"][0],
     )
     shown, said = tested_by(one), names_of(by_schedule)
+    asked = _halves(by_schedule, strangers)
+    if half is None and _in_column():
+        half = next(iter(asked))
+    if half is not None:
+        asked = {half: asked[half]}
     with style.theme():
-        fig = style.figure(6.6)
-        if canvas.is_stacked(fig):  # four panels below one another
-            fig.set_figheight(canvas.HIGHEST)
-        grid = fig.add_gridspec(2, 1, hspace=0.04)
-        halves = [fig.add_subfigure(grid[i]) for i in range(2)]
-        for (title, names), half in zip(PANELS.items(), halves, strict=True):
-            left, right = canvas.subplots(half, 1, 2, sharey=True)
+        fig = style.figure(3.3 * len(asked))
+        if canvas.is_stacked(fig):
+            fig.set_figheight(fig.highest)
+        grid = fig.add_gridspec(len(asked), 1, hspace=0.04)
+        places = [fig.add_subfigure(grid[i]) for i in range(len(asked))]
+        for (title, drawn), place in zip(asked.items(), places, strict=True):
+            left, right = canvas.subplots(place, 1, 2, sharey=True)
             style.shade_windows(left, critical_windows(by_schedule))
             style.mark_decays(left, one)
-            drawn = names + (strangers if title == RECOVER else ())
             part = numbers[numbers["schedule"].isin(drawn)]
             for ax, against in ((left, "epoch"), (right, "floats")):
                 panels.draw_curves(ax, against, part, last, shown, said, marks=ax is right)
@@ -142,23 +151,23 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
             cut = panels.set_limits(left, numbers, shown, last)
             left.set_ylabel(shown.axis)
             name_ends(right, "floats", last[last["schedule"].isin(drawn)], shown, said)
-            if half.legends:  # the layout makes no room for both
-                half.legends[0].set_title(title)
-                half.legends[0].get_title().set_fontsize(8.5)
-                half.legends[0].set_alignment("left")
+            if place.legends:  # the layout makes no room for both
+                place.legends[0].set_title(title)
+                place.legends[0].get_title().set_fontsize(8.5)
+                place.legends[0].set_alignment("left")
             else:
-                half.suptitle(title, x=0.012, ha="left", fontsize=8.5)
+                place.suptitle(title, x=0.012, ha="left", fontsize=8.5)
         counts = [len(group) for group in by_schedule.values()]
         shaded = "Shaded: the hand-made critical windows. " if critical_windows(by_schedule) else ""
         sooner = one.config["epochs"] - by_schedule.get("dense-deleted", [one])[0].config["epochs"]
         early = f"The last control decays {sooner} epochs earlier. " if sooner else ""
         left_out = "The axes leave out the first epochs. " if cut else ""
-        most = max(len([n for n in names if n in by_schedule]) for names in PANELS.values())
+        most = max(map(len, asked.values()))
         add_headline(fig, _claim(by_schedule, shown, said))
         style.add_caption(
             fig,
             f"Mean over {style.seeds_in_words(counts)}; "
-            f"{style.intervals_in_words(counts, most + len(strangers))}. {shaded}"
+            f"{style.intervals_in_words(counts, most)}. {shaded}"
             "Right: the same curves; a large marker is the end of training. "
             f"{left_out}{early}{_rates(by_schedule)}{style.describe_setting(one)}.",
         )
@@ -167,17 +176,48 @@ def figure2b(runs: Iterable[Record]) -> style.Drawing:
     return style.Drawing(fig, pd.concat(tables, ignore_index=True))
 
 
+def _in_column() -> bool:
+    """Is a figure as narrow as a column, which has no room for both halves?"""
+    return (canvas.current_options().width or style.WIDTH) < canvas.COLUMN
+
+
+def _halves(by_schedule: Groups, strangers: Sequence[str]) -> dict[str, list[str]]:
+    """The schedules of each half that has something to compare: more than low compression."""
+    drawn = {RECOVER: [*PANELS[RECOVER], *strangers], DAMAGE: [*PANELS[DAMAGE]]}
+    there = {title: [n for n in names if n in by_schedule] for title, names in drawn.items()}
+    return {title: names for title, names in there.items() if {*names} - {"low"}}
+
+
 def _claim(by_schedule: Groups, shown: Metric, said: Mapping[str, str]) -> str:
-    """What the windows are worth: low compression in them alone, against high throughout."""
-    few = {name: by_schedule[name] for name in ("high", "low-in-critical") if name in by_schedule}
-    less = few.get("low-in-critical")
-    if len(few) < 2 or less is None:
+    """What the windows are worth: low compression in them alone, against high throughout and
+    against as much of it at the start; high compression in them, against none."""
+    config = by_schedule["low"][0].config
+    low, high = (spoken_name(name, config) for name in ("low", "high"))
+    parts = []
+    if gap := _gap(by_schedule, "low-in-critical", "high", shown):
+        alone = f"{low} in the shaded epochs alone"
+        parts.append(describe_difference(alone, f"{high} throughout", gap, shown, beats=True))
+    if parts and (gap := _gap(by_schedule, "low-in-critical", "low-early", shown)):
+        control = f"{low} in the first ones alone"
+        parts.append(describe_difference("it", control, gap, shown, beats=True))
+    if gap := _gap(by_schedule, "high-in-critical", "dense", shown):
+        there = f"{high} in the shaded epochs, and none elsewhere,"
+        parts.append(describe_difference(there, "no compression", gap, shown, numbers=True))
+    if not parts:
         return write_answer(by_schedule, shown, said)
-    _, by_run = summarise_reached([run for runs in few.values() for run in runs])
-    gap = MeanInterval.at(compare_pair(by_run, "low-in-critical", "high", shown), "difference")
-    low, high = (spoken_name(name, less[0].config) for name in ("low", "high"))
-    alone = f"{low} in the shaded epochs alone"
-    return describe_difference(alone, f"{high} throughout", gap, shown, beats=True)
+    return "; ".join(part if not i else _lower(part) for i, part in enumerate(parts))
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _gap(by_schedule: Groups, a: str, b: str, shown: Metric) -> MeanInterval | None:
+    """``a`` minus ``b`` over common seeds; None where one is not there."""
+    if a not in by_schedule or b not in by_schedule:
+        return None
+    _, by_run = summarise_reached([*by_schedule[a], *by_schedule[b]])
+    return MeanInterval.at(compare_pair(by_run, a, b, shown), "difference")
 
 
 def _rates(by_schedule: Groups) -> str:
@@ -234,6 +274,11 @@ def main(records: Records, out: Out = None) -> list[Path]:
         "seeds. Floats: the paper's count. Differences: paired over seeds, in points of accuracy."
     )
     files.compared(table(runs), about)
-    for name, draw in (("figure2a", figure2a), ("figure2b", figure2b), ("levels", level_map)):
-        files.figure(name, draw(runs))
+    there = {run.name for run in in_roles(runs, FIGURE2)}
+    files.figure("figure2a", figure2a(runs))
+    files.figure("figure2b", figure2b(runs))
+    if _in_column() and {*PANELS[DAMAGE]} & there - {"low"}:
+        files.figure("figure2b-damage", figure2b(runs, DAMAGE))
+    if "accordion" in there:
+        files.figure("levels", level_map(runs))
     return files.print_paths()

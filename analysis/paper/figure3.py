@@ -13,7 +13,7 @@ which can differ by an order of magnitude.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
 from regimes.replay.compare import compare_rules
+from regimes.statistics import LEAST
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs, schedules, whole_norm
@@ -131,8 +132,13 @@ def agreement(runs: list[Record], interval_: int, eta: float) -> tuple[pd.DataFr
     )
 
 
+def usual_interval(runs: Sequence[Record]) -> int:
+    """An eighth of a run, as `regimes detect` has it."""
+    return max(1, len(runs[0].rows) // 8)
+
+
 def figure3(
-    runs: Iterable[Record], schedule: str = "low", interval_: int = 3, eta: float = 0.5
+    runs: Iterable[Record], schedule: str = "low", interval_: int | None = None, eta: float = 0.5
 ) -> style.Drawing:
     """Eigenvalues, norm, and a band per detector, over training.
 
@@ -144,6 +150,7 @@ def figure3(
         LackingError: no run of the schedule, or runs without eigenvalues.
     """
     chosen = group_runs(runs, [schedule])[schedule]
+    interval_ = interval_ or usual_interval(chosen)
     values, alone, pairs = signals(chosen), *agreement(chosen, interval_, eta)
     calls = [compare_rules(run, rules(interval_, eta)).epochs for run in chosen]
     shares = pd.concat(calls).groupby(["detector", "epoch"])["critical"].mean()
@@ -165,7 +172,7 @@ def figure3(
         _bands(bottom, numbers)
         style.mark_decays(bottom, chosen[0], labelled=False, behind="white")
         bottom.set_xlabel(unit_name(chosen[0].config))
-        add_headline(fig, _title(pairs))
+        add_headline(fig, _title(pairs, _gain(chosen, interval_, eta)))
         style.add_caption(fig, _words(chosen, alone, pairs, interval_, eta))
     return style.Drawing(fig, numbers)
 
@@ -201,22 +208,41 @@ def _bands(ax: Axes, numbers: pd.DataFrame) -> None:
         ax.axhline(edge - 0.5, color="white", linewidth=2)
 
 
-def _title(pairs: pd.DataFrame) -> str:
-    """How far the norm's rule and the eigenvalue's mark the same epochs, and whether more than by
-    chance."""
-    both = pairs[(pairs["a"] == NORM) & (pairs["b"] == EVAL)]
-    rows = both if len(both) else pairs[(pairs["a"] == EVAL) & (pairs["b"] == NORM)]
-    kappa = MeanInterval.at(rows.iloc[0], "kappa")
-    if math.isnan(kappa.value):  # one of them marks no epoch, or all
+def _gain(runs: list[Record], interval_: int, eta: float) -> MeanInterval:
+    """Kappa of norm and eigenvalue minus that of the control and the eigenvalue, over seeds."""
+    gains = []
+    for run in runs:
+        pairs = compare_rules(run, with_control(run, interval_, eta)).pairs
+        by = pairs.set_index(["a", "b"])["kappa"]
+        gains.append(float(by[NORM, EVAL] - by[EVAL, CONTROL]))
+    return MeanInterval.of(gains)
+
+
+def _title(pairs: pd.DataFrame, gain: MeanInterval) -> str:
+    """How far the norm's rule and the eigenvalue's mark the same epochs, and whether more than a
+    control that reads nothing.
+
+    Args:
+        gain: the norm's agreement minus the control's.
+    """
+    by = {(row["a"], row["b"]): row for row in pairs.to_dict("records")}
+    both = MeanInterval.at(by[NORM, EVAL], "kappa")
+    control = MeanInterval.at(by[EVAL, CONTROL], "kappa")
+    if math.isnan(both.value):  # one of them marks no epoch, or all
         return "Do gradient norm and Hessian eigenvalue mark the same epochs?"
-    size = f"kappa {kappa.text('.2f')} (0: by chance, 1: always)"
-    if (verdict := kappa.verdict()) == "open":
-        return f"Open whether gradient norm and Hessian eigenvalue mark the same epochs: {size}"
-    said = "are not shown to mark the same epochs more often than by chance"
-    if verdict != "not shown":
-        often = "more" if verdict == "above" else "less"
-        said = f"mark the same epochs {often} often than by chance"
-    return f"Gradient norm and Hessian eigenvalue {said}: {size}"
+    size, nothing = f"kappa {both.text('.2f')}", "the first epochs do, which read nothing"
+    if math.isnan(control.value) or not gain.n:
+        return f"Do gradient norm and Hessian eigenvalue mark the same epochs? {size}"
+    beside = f"{size} and {control.numbers('.2f')}; 1: always"
+    marks, verdict = "mark the eigenvalue's epochs", gain.verdict()
+    if verdict == "open" and gain.n >= LEAST and abs(gain.value) < 1e-9:
+        return f"The norm marks the eigenvalue's epochs as well as {nothing} ({size})"
+    if verdict == "open":
+        return f"Open whether the norm {marks} better than {nothing} ({beside})"
+    if verdict == "not shown":
+        return f"The norm is not shown to {marks} better than {nothing} ({beside})"
+    than = "better" if verdict == "above" else "worse"
+    return f"The norm marks the eigenvalue's epochs {than} than {nothing} ({beside})"
 
 
 def _words(
@@ -252,20 +278,22 @@ def main(
     records: Records,
     out: Out = None,
     schedule: str = "low",
-    interval: int = 3,
+    interval: int | None = None,
     eta: float = 0.5,
 ) -> list[Path]:
     """Draw Figure 3 from runs with the curvature instrument, and print the agreement.
 
     Args:
         schedule: whose runs; one of the paper's also by what a tournament calls it.
-        interval: epochs between evaluations of both rules.
+        interval: epochs between evaluations of both rules; default an eighth of a run.
         eta: relative change that counts as critical.
     """
     files, runs = Files(records, out), load_all(records)
     if schedule not in {run.name for run in runs}:
         runs = schedules(runs)
-    alone, pairs = agreement(group_runs(runs, [schedule])[schedule], interval, eta)
+    chosen = group_runs(runs, [schedule])[schedule]
+    interval = interval or usual_interval(chosen)
+    alone, pairs = agreement(chosen, interval, eta)
     files.show(as_table(alone, ALONE).filled(), as_table(pairs, PAIRS, texts=2).filled())
     files.figure(f"figure3-{schedule}", figure3(runs, schedule, interval, eta))
     files.table(f"figure3-{schedule}-detectors", alone)

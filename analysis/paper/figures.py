@@ -108,7 +108,10 @@ FIGURES = {
         ("small", "smoke"),
         ("paper-figure2",),
         fixed=FIGURE2,
-        also=("low-early", "dense-deleted"),
+        also=(
+            *("dense", "low-in-critical", "high-in-critical", "accordion"),
+            *("low-early", "low-late", "dense-deleted"),
+        ),
     ),
     "3": Drawn(
         "Top Hessian eigenvalue and gradient norm, and the epochs that each marks critical.",

@@ -6,7 +6,8 @@
         style.save(*figure(runs), Path("figures/2"), numbers)
 
 In a figure narrower than `COLUMN`, panels that stood beside one another stand below one another,
-and the figure grows by the lines that its texts take more than in the width it was laid out for.
+and the figure grows by the lines that its texts take more than in the width it was laid out for, up
+to a page, or up to `PLAIN_HIGHEST` where its texts are left out.
 """
 
 from __future__ import annotations
@@ -22,21 +23,26 @@ from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase, SubFigure
+from matplotlib.gridspec import GridSpec
 from matplotlib.legend import Legend
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator
 
 from regimes.errors import require
 
 FORMATS = ("png", "svg", "pdf")
 NARROWEST, WIDEST = 2.5, 20.0  # inches
+LOWEST = 1.2  # inches
 HIGHEST = 9.0  # inches: a page of a paper
+PLAIN_HIGHEST = 4.0  # inches, of a figure in one column without title and caption
 SPACING = 1.45  # of lines of text, of their size
 TITLE = 8.5  # points, of a panel's title
 LETTERS = 15  # of it that fit into an inch
 LABEL_LETTERS = 17  # of an axis' label
 NAME_LETTERS = 40  # of a line of a legend's entry at one column
+SIDE_LETTERS = 30  # of a line of an entry beside a panel
 TICK = 0.14  # inches, of a label of a tick and what parts it from the next
 COLUMN = 5.0  # inches, below which panels stand below one another
 
@@ -46,22 +52,30 @@ class Options:
     """How figures come out.
 
     Attributes:
-        width: inches; None: as each figure is laid out. A paper's column has 3.3.
+        width, height: inches; None: as each figure is laid out. A paper's column has 3.3.
+        panel: the only one that is drawn, counted from 1, from the upper left; None: all.
         plain: no title and no caption in the figure; a text file beside it has both.
         formats: of `FORMATS`.
 
     Raises:
-        ConfigError: a width outside `NARROWEST` to `WIDEST`, or another format.
+        ConfigError: a width outside `NARROWEST` to `WIDEST`, a height outside `LOWEST` to
+            `WIDEST`, or another format.
     """
 
     width: float | None = None
     plain: bool = False
     formats: tuple[str, ...] = ("png", "svg")
+    height: float | None = None
+    panel: int | None = None
 
     def __post_init__(self) -> None:
         expected = f"inches from {NARROWEST:g} to {WIDEST:g}"
         good = self.width is None or NARROWEST <= self.width <= WIDEST
         require(good, "--width", self.width, expected)
+        expected = f"inches from {LOWEST:g} to {WIDEST:g}"
+        good = self.height is None or LOWEST <= self.height <= WIDEST
+        require(good, "--height", self.height, expected)
+        require(self.panel is None or self.panel > 0, "--panel", self.panel, "a number from 1 up")
         for name in self.formats:
             require(name in FORMATS, "--format", name, ", ".join(FORMATS))
 
@@ -95,6 +109,7 @@ class Canvas(Figure):
     Attributes:
         headline, caption: the texts; empty without.
         plain: whether they are left out of the figure.
+        highest: inches that it may grow to.
     """
 
     def __init__(self, width: float, height: float, dpi: int) -> None:
@@ -104,7 +119,17 @@ class Canvas(Figure):
         self.intended = width
         self.narrow = (chosen.width or width) < width
         self.stacked = self.narrow and (chosen.width or width) < COLUMN
-        super().__init__(figsize=(chosen.width or width, height), dpi=dpi, layout="constrained")
+        self.fixed, self.panel = chosen.height, chosen.panel
+        alone = self.plain and self.stacked
+        self.highest = PLAIN_HIGHEST if alone else HIGHEST
+        size = chosen.width or width, self.fixed or min(height, self.highest)
+        super().__init__(figsize=size, dpi=dpi, layout="constrained")
+
+    def set_size_inches(self, w: Any, h: Any = None, forward: bool = True) -> None:
+        """As matplotlib's; a height that the present options give stays."""
+        if h is None:
+            w, h = w
+        super().set_size_inches(w, getattr(self, "fixed", None) or h, forward)
 
     def subplots(self, nrows: int = 1, ncols: int = 1, **kwargs: Any) -> Any:
         """As matplotlib's; below `COLUMN` inches all panels are in one column, row by row."""
@@ -135,12 +160,13 @@ class Canvas(Figure):
         """Grow by so many lines of text, in points, up to a page: panels keep their heights."""
         width, height = self.get_size_inches()
         grown = height + max(0, lines) * SPACING * size / 72
-        self.set_size_inches(width, max(height, min(HIGHEST, grown)))
+        self.set_size_inches(width, max(height, min(self.highest, grown)))
 
     def _grow(self, times: int) -> None:
         """Room for so many times as many panels below one another, up to a page."""
         width, height = self.get_size_inches()
-        self.set_size_inches(width, min(HIGHEST, height + (times - 1) * max(1.6, height - 1.4)))
+        grown = height + (times - 1) * max(1.6, height - 1.4)
+        self.set_size_inches(width, min(self.highest, grown))
 
 
 def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) -> Any:
@@ -211,9 +237,57 @@ def is_stacked(part: Figure | SubFigure) -> bool:
     return isinstance(whole, Canvas) and whole.stacked
 
 
+def keep_panel(fig: Figure) -> None:
+    """Remove all panels but the one that the present options have asked for; it has its own labels,
+    and a legend unless the figure has one or its lines have names. A figure with fewer is whole."""
+    number = fig.panel if isinstance(fig, Canvas) else None
+    if number is None:
+        return
+    panels = [ax for ax in fig.axes if ax.get_label() != "<colorbar>" and ax.axison]
+    fig.panel = None  # type: ignore[attr-defined]
+    if number > len(panels):
+        return
+    chosen = panels[number - 1]
+    fig.draw_without_rendering()
+    places = [ax.get_window_extent() for ax in panels]
+    rows = len({round(place.y0) for place in places})
+    area = max(place.y1 for place in places) - min(place.y0 for place in places)
+    area /= fig.bbox.height
+    _label_alone(chosen)
+    part, handles = chosen.figure, chosen.get_legend_handles_labels()
+    for ax in panels:
+        if ax is not chosen:
+            ax.remove()
+    for sub in [sub for sub in fig.subfigs if sub is not part]:
+        fig.subfigs.remove(sub)
+    if isinstance(part, SubFigure):
+        part._subplotspec = GridSpec(1, 1, figure=fig)[0]  # type: ignore[attr-defined]
+    chosen.set_subplotspec(GridSpec(1, 1, figure=part)[0])  # type: ignore[arg-type]
+    named = any(isinstance(text, Annotation) for text in chosen.texts)
+    if len(handles[0]) > 1 and not (named or fig.legends or part.legends or chosen.get_legend()):
+        entries = handles[0], ["\n".join(textwrap.wrap(name, SIDE_LETTERS)) for name in handles[1]]
+        chosen.legend(*entries, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=4)
+    width, height = fig.get_size_inches()
+    fig.set_size_inches(width, height * (1 - area * (1 - 1 / rows)))
+
+
+def _label_alone(chosen: Axes) -> None:
+    """Labels of a panel that shared them with those beside, above or below it."""
+    for axis, siblings in (
+        (chosen.yaxis, chosen.get_shared_y_axes()),
+        (chosen.xaxis, chosen.get_shared_x_axes()),
+    ):
+        which = "y" if axis is chosen.yaxis else "x"
+        others = [getattr(ax, f"{which}axis").label for ax in siblings.get_siblings(chosen)]
+        if not axis.label.get_text():
+            axis.label.set_text(next((x.get_text() for x in others if x.get_text()), ""))
+    chosen.tick_params(labelleft=True, labelbottom=True)
+
+
 def complete_labels(fig: Figure) -> None:
     """Where panels are stacked, label those that stood to the right of a labelled one, and break
     titles and labels that are longer than their panel."""
+    keep_panel(fig)
     if not is_stacked(fig):
         return
     fig.draw_without_rendering()  # from here on the panels are where the layout puts them

@@ -14,6 +14,7 @@ from regimes.detectors.statistics import lacking_statistics, measuring_options
 from regimes.plotting.groups import part_of
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid, own
+from regimes.presets.families import shorten_training
 
 
 class Need(NamedTuple):
@@ -43,8 +44,9 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     for name, config in grid.items():
         names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
     like = get_grid(needs.like) if needs.like else {}
+    length = next(iter(grid.values())).epochs if grid else 0
     found = [
-        _schedule(role, names.get(role, []), in_file, _example(role, needs.like, like))
+        _schedule(role, names.get(role, []), in_file, _example(role, needs.like, like, length))
         for role in needs.schedules
     ]
     found += [
@@ -77,11 +79,12 @@ def _schedule(role: str, names: list[str], in_file: bool, example: str) -> Need:
     return Need(f"schedule {role}", ", ".join(names), key)
 
 
-def _example(role: str, name: str, grid: Mapping[str, RunConfig]) -> str:
-    """A line with the keys that make another grid's schedule what it is."""
+def _example(role: str, name: str, grid: Mapping[str, RunConfig], length: int) -> str:
+    """A line with the keys that make another grid's schedule what it is, in so many epochs."""
     if role not in grid:
         return ""
-    config = to_dict(grid[role])
+    base = next(iter(grid.values())).epochs
+    config = to_dict(shorten_training(grid[role], length / base))
     keys = {key: config[key] for key in ("policy", "budget") if config.get(key)}
     if "budget" in keys:  # the longest that the training may last
         keys = {"epochs": config["epochs"], **keys}

@@ -134,27 +134,35 @@ def _take_conditions(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return where, rest
 
 
+_NUMBERS: tuple[tuple[str, Callable[[str], float], str], ...] = (
+    ("width", float, "a number of inches, e.g. 3.3"),
+    ("height", float, "a number of inches, e.g. 2.5"),
+    ("panel", int, "the number of a panel, e.g. 1"),
+)
+
+
 def take_print_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """(how the figure comes out, as `canvas.Options` has it; the other words): ``--style paper``,
-    ``--width``, ``--format`` and ``--plain`` are options of every figure.
+    ``--width``, ``--height``, ``--panel``, ``--format`` and ``--plain`` are for every figure.
 
     >>> take_print_options(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
     ({'width': 3.3, 'formats': ('pdf', 'svg'), 'plain': True}, ['runs/small'])
 
     Raises:
-        ConfigError: a width that is no number.
+        ConfigError: a width, a height or a panel that is no number.
     """
     changes: dict[str, Any] = {}
     styles, others = _take_option(words, "--style")
     if {*styles} == {"paper"}:  # another one is an option of the figure itself
         words, changes = others, {"width": 3.3, "formats": ("pdf", "png"), "plain": True}
-    widths, words = _take_option(words, "--width")
     formats, words = _take_option(words, "--format")
-    for text in widths:
-        try:
-            changes["width"] = float(text)
-        except ValueError:
-            require(False, "--width", text, "a number of inches, e.g. 3.3")
+    for name, read, example in _NUMBERS:
+        texts, words = _take_option(words, f"--{name}")
+        for text in texts:
+            try:
+                changes[name] = read(text)
+            except ValueError:
+                require(False, f"--{name}", text, example)
     if formats:
         changes["formats"] = tuple(x for text in formats for x in text.split(","))
     if "--plain" in words:
@@ -204,4 +212,5 @@ def print_figures() -> None:
     print("--role ROLE=SCHEDULE, e.g. --role low=mine: the schedule mine is drawn as low;")
     print("regimes figure NAME --needs GRID: what it needs of a grid, before that is trained;")
     print("--style paper: PDF and PNG, 3.3 inches wide, title and caption in a text file beside;")
-    print("--width INCHES, --format png,svg,pdf and --plain: each of these by itself")
+    print("--width INCHES, --format png,svg,pdf and --plain: each of these by itself;")
+    print("--height INCHES, and --panel NUMBER: one panel alone, counted from the upper left")

@@ -105,8 +105,9 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
     if last[against].max() > WIDE * last[against].min() > 0:
         ax.set_xscale("log")
         low, high = ax.get_xlim()
-        few = high < (20 if canvas.is_stacked(ax.figure) else 200) * low
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        few, some = (20, 500) if canvas.is_stacked(ax.figure) else (200, 200)
+        subs = (1, 2, 5) if high < few * low else (1, 3) if high < some * low else (1,)
+        ax.xaxis.set_major_locator(LogLocator(subs=subs))
         ax.xaxis.set_minor_locator(NullLocator())
     else:
         ax.set_xlim(left=0)

@@ -116,7 +116,8 @@ def write_answer(
     by_schedule: Groups, shown: Metric, names: Mapping[str, str], baseline: str | None = None
 ) -> str:
     """What curves say, in a sentence with its number: ACCORDION against the best schedule that
-    sends no more; without it the cheapest schedule against the usual baseline, or the best.
+    sends no more; without it the cheapest schedule against the usual baseline, or the best. Of runs
+    that go on until they have sent as much as low compression: what they end at beside it.
 
     Args:
         baseline: what it is held against, in place of these.
@@ -133,6 +134,8 @@ def write_answer(
         return f"{_capitalise(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
     if baseline is not None and baseline not in ends:
         return ""
+    if baseline is None and "low" in ends and (longer := [n for n in LONGER if n in ends]):
+        return _say_longer(by_schedule, ends, longer, names, shown)
     sign = -1.0 if shown.lower else 1.0
     a, b = _pick_two(mean, sent, sign, baseline)
     about = a in SUBJECTS
@@ -154,6 +157,28 @@ def write_answer(
     return said
 
 
+def _say_longer(
+    by_schedule: Groups,
+    ends: Mapping[str, Mapping[int, float]],
+    longer: Sequence[str],
+    names: Mapping[str, str],
+    shown: Metric,
+) -> str:
+    """What the longer trainings of high compression reach, beside low compression."""
+    high = spoken_name("high", by_schedule[longer[0]][0].config)
+    said: list[str] = []
+    for name in longer:
+        sent, of_low = _sent_by(by_schedule[name]), _sent_by(by_schedule["low"])
+        share = f" with {_percent(sent / of_low)} of {names['low']}'s floats" if of_low else ""
+        floats = f"{high}{share}" if share else f"{high}, longer"
+        words = floats if name == "high-longer" else f"{floats} and decays stretched"
+        one = words if not said else "with decays stretched it"
+        gap = _gap(ends, name, "low", shown)
+        sentence = describe_difference(one, names["low"], gap, shown, numbers=True)
+        said.append(sentence if not said else sentence[:1].lower() + sentence[1:])
+    return "; ".join(said)
+
+
 def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric) -> MeanInterval:
     """``a`` minus ``b`` over common seeds; without one, between their means."""
     one, other = ends[a], ends[b]
@@ -165,7 +190,13 @@ def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric)
 
 
 def describe_difference(
-    one: str, other: str, gap: MeanInterval, shown: Metric, *, beats: bool = False
+    one: str,
+    other: str,
+    gap: MeanInterval,
+    shown: Metric,
+    *,
+    beats: bool = False,
+    numbers: bool = False,
 ) -> str:
     """How a schedule's metric compares with another's, as `MeanInterval.verdict` allows.
 
@@ -173,6 +204,7 @@ def describe_difference(
         one, other: the names of both.
         gap: one minus other, in the unit of the metric's differences.
         beats: whether the question is if the first one is better; else, if it is worse.
+        numbers: whether a difference that is not shown has its size.
 
     >>> from regimes.plotting.looks import find_metric
     >>> describe_difference("A", "B", MeanInterval.of([-1.0, 2.0, 3.0]), find_metric("accuracy"))
@@ -187,7 +219,8 @@ def describe_difference(
     one, size = _capitalise(one), gap.size.numbers(form, _unit(shown))
     if verdict == "not shown":
         verb = "beat" if beats else "lose to"
-        return f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
+        said = f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
+        return f"{said} ({gap.numbers(f'+{form}', _unit(shown))})" if numbers else said
     if not shown.directed:
         return f"{one} ends {size} {verdict} {other}"
     if (verdict == "above") != shown.lower:

@@ -228,6 +228,25 @@ def test_at_one_column_texts_have_room_and_lines_are_told_apart_in_grey(
     assert name in SHADED or colour_alone(made.figure) == []
 
 
+IN_A_COLUMN = ("figure2b", "figure3-low", "figure5", "figure8", "figure11", "curves")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in IN_A_COLUMN])
+def test_without_its_texts_a_column_is_four_inches_high_at_most(
+    name: str, make: Callable[..., list[Made]]
+) -> None:
+    offer, source, words, *_ = (*CASES[name], ())[: max(3, len(CASES[name]))]
+    with canvas.use_options(width=3.3, plain=True):
+        (made,) = (one for one in make(offer, source, *words) if one.name == name)
+        with style.theme():
+            canvas.complete_labels(made.figure)
+            assert misplaced(made.figure) == []
+    height = made.figure.get_figheight()
+    assert height <= canvas.PLAIN_HIGHEST
+    places = [ax.get_window_extent().height / made.figure.bbox.height for ax in made.figure.axes]
+    assert min(places) * height >= LOWEST
+
+
 def test_one_drawing_is_read_back(make: Callable[..., list[Made]]) -> None:
     """Each layer's rows are a line that looks as the legend says of its name; the decays of the
     rate and the hand-made window stand where the record has them."""

@@ -4,6 +4,7 @@ scipy)."""
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from analysis.common import compare
 from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.errors import RecordError
-from regimes.plotting import style
+from regimes.plotting import canvas, style
 from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
 from regimes.plotting.schedules import tabulate_schedules
 from regimes.records import load_all, read_lines
@@ -213,8 +214,8 @@ def test_command_writes_figures_and_numbers(
 @pytest.mark.parametrize("draw", [figure2.figure2b, compare.table])
 def test_refuses_to_guess(folder: Path, tmp_path: Path, draw: Any) -> None:
     runs = load_all(folder)
-    with pytest.raises(RecordError, match="no run of schedule low-late; found"):
-        draw([run for run in runs if run.name != "low-late"])
+    with pytest.raises(RecordError, match="no run of schedule high; found"):
+        draw([run for run in runs if run.name != "high"])
     make(tmp_path, "low", 9, epochs=4)
     with pytest.raises(RecordError, match="has 4 of 6 epochs: finish it"):
         draw(runs + load_all(tmp_path))
@@ -223,6 +224,33 @@ def test_refuses_to_guess(folder: Path, tmp_path: Path, draw: Any) -> None:
     other = make(tmp_path / "other", "low", 8, batch_size=16)
     with pytest.raises(RecordError, match=r"low \(batch_size=16\).*not of the same experiment"):
         draw(runs + load_all(other))
+
+
+def test_what_there_is_is_drawn(folder: Path, tmp_path: Path) -> None:
+    """Low and high compression are enough; a half without a comparison is left out."""
+    runs = [run for run in load_all(folder) if run.name in ("low", "high", "low-in-critical")]
+    fig, drawn = figure2.figure2b(runs)
+    assert {*drawn["schedule"]} == {"low", "high", "low-in-critical"}
+    assert len(fig.subfigs) == 1
+    assert len(figure2.figure2b(load_all(folder))[0].subfigs) == 2
+    for run in runs:
+        target = tmp_path / "runs" / run.name / f"seed-{run.seed}"
+        shutil.copytree(run.folder, target)
+    names = {path.name for path in figure2.main(tmp_path / "runs", tmp_path / "out")}
+    assert {"figure2a.png", "figure2b.png"} <= names
+    assert not any(name.startswith("levels") for name in names)
+
+
+def test_a_column_has_each_half_by_itself_and_no_more_than_four_inches(
+    folder: Path, tmp_path: Path
+) -> None:
+    with canvas.use_options(width=3.3, plain=True, formats=("png",)):
+        names = {path.name for path in figure2.main(folder, tmp_path)}
+        assert {"figure2b.png", "figure2b-damage.png"} <= names
+        for half in (figure2.RECOVER, figure2.DAMAGE):
+            fig, _ = figure2.figure2b(load_all(folder), half)
+            assert fig.get_figheight() <= 4
+            assert len(fig.axes) == 2
 
 
 def test_no_common_seed(tmp_path: Path) -> None:

@@ -163,6 +163,16 @@ def test_what_a_grid_lacks_is_said_with_the_key_that_sets_it(tmp_path: Path) -> 
     }
 
 
+def test_windows_of_another_grid_are_shown_in_the_epochs_of_ones_own() -> None:
+    """Of 24 epochs, [[0, 6], [12, 14]]."""
+    wanted = figures.FIGURES["1"].needs
+    assert wanted is not None
+    for epochs, windows in ((12, "[[0, 3], [6, 7]]"), (48, "[[0, 12], [24, 28]]")):
+        grid = {"mine": RunConfig(epochs=epochs)}
+        text = "".join(row.key for row in lacking.compare_needs(wanted, grid))
+        assert f"windows = {windows}" in text
+
+
 def test_a_part_that_is_lacking_is_shown_as_another_grid_has_it() -> None:
     wanted = figures.FIGURES["8"].needs
     assert wanted is not None

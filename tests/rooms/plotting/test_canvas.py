@@ -139,6 +139,28 @@ def test_names_at_the_ends_of_lines_are_a_legend_where_panels_are_stacked() -> N
             assert [text.replace("\n", " ") for text in listed] == [*names][::-1]  # as the ends lie
 
 
+@pytest.mark.parametrize("width", [None, 3.3])
+def test_a_height_that_is_asked_for_stays(tmp_path: Path, width: float | None) -> None:
+    fig, _ = saved(tmp_path, width=width, height=2.5)
+    assert fig.get_figheight() == 2.5
+    fig.make_room(100, 7)
+    assert fig.get_figheight() == 2.5
+
+
+@pytest.mark.parametrize("width", [None, 3.3])
+def test_one_panel_alone_has_its_labels(tmp_path: Path, width: float | None) -> None:
+    whole, _ = saved(tmp_path / "whole", width=width)
+    labels = [(ax.get_xlabel(), whole.axes[0].get_ylabel()) for ax in whole.axes]
+    for number in (1, 2):
+        fig, _ = saved(tmp_path / str(number), width=width, panel=number)
+        (ax,) = fig.axes
+        assert (ax.get_xlabel(), ax.get_ylabel()) == labels[number - 1]
+        assert points(ax) == points(whole.axes[number - 1])
+        assert any(label.get_text() for label in ax.get_yticklabels())
+        assert fig.get_figheight() <= whole.get_figheight()
+    assert len(saved(tmp_path / "more", panel=3)[0].axes) == 2
+
+
 def test_options_end_with_their_block(tmp_path: Path) -> None:
     saved(tmp_path, width=3.3)
     assert canvas.current_options() == canvas.Options()
@@ -151,6 +173,9 @@ def test_options_end_with_their_block(tmp_path: Path) -> None:
         (["--width", "wide"], "--width = 'wide'"),
         (["--width", "0.5"], "--width = 0.5"),
         (["--format", "gif"], "--format = 'gif'"),
+        (["--height", "0.5"], "--height = 0.5"),
+        (["--panel", "two"], "--panel = 'two'"),
+        (["--panel", "0"], "--panel = 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(words: list[str], says: str) -> None:

@@ -68,10 +68,25 @@ def attach(
             model, optimizer, policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))
         )
 
-    Call it on every process, right after wrapping the model. ``.grad`` then holds the shared
-    update after each backward pass, as without the hook. To accumulate gradients, use
-    ``model.no_sync()`` for all backward passes of a step but the last. ``hook.detach()`` gives the
-    model back.
+    Call it on every process, right after wrapping the model. ``.grad`` then holds the shared update
+    after each backward pass, as without the hook. To accumulate gradients, use ``model.no_sync()``
+    for all backward passes of a step but the last. ``hook.detach()`` gives the model back.
+
+    >>> import torch
+    >>> import torch.distributed as dist
+    >>> from regimes import PowerSGD
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = DistributedDataParallel(nn.Linear(8, 8))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> hook = attach(model, optimizer, compressor=PowerSGD(rank=2), every=1)
+    >>> for x in torch.randn(2, 4, 8):
+    ...     optimizer.zero_grad()
+    ...     model(x).square().mean().backward()
+    ...     optimizer.step()
+    >>> hook.close()
+    >>> len(hook.rows)
+    2
+    >>> dist.destroy_process_group()
 
     Args:
         model: as DistributedDataParallel has wrapped it. Of a model that ``fully_shard`` (FSDP2)
@@ -97,8 +112,8 @@ def attach(
         every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
             steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
             ``set_epoch`` names another epoch. The last two need the optimiser.
-        record: a folder for a record of the job, as the trainer writes one; process 0 writes it.
-            Or `RecordOptions`: what else is recorded, measured and checked.
+        record: a folder for a record of the job, as the trainer writes one; process 0 writes it. Or
+            `RecordOptions`: what else is recorded, measured and checked.
         scaler: the GradScaler that scales the loss, if one does. The hook works in units of the
             unscaled loss: another scale changes neither residuals nor norms. One of torch that
             steps the model's optimiser is found without this argument.

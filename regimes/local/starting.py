@@ -52,6 +52,21 @@ def local_steps(
     begin with process 0's parameters. Call ``step()`` once per iteration, after
     ``optimizer.step()``, and ``close()`` at the end, which synchronises the last steps.
 
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = nn.Linear(3, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> local = local_steps(model, optimizer, policy=2)
+    >>> for x in torch.randn(4, 8, 3):
+    ...     optimizer.zero_grad()
+    ...     model(x).square().mean().backward()
+    ...     optimizer.step()
+    ...     local.step()
+    >>> local.total
+    4
+    >>> local.close()
+    >>> dist.destroy_process_group()
+
     Args:
         model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
             another dimension of the same mesh.
@@ -64,7 +79,8 @@ def local_steps(
         outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
             "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
             well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
-            steps are taken, and mixed with the process's own. ``close()`` leaves what all share.
+                steps are taken, and mixed with the process's own. ``close()`` leaves what all
+                share.
         compressor: of the pseudo-gradient that is exchanged, with its level, ``TopK(percent=1)``;
             by default none.
         level_policy: decides the compressor's level after each unit; the levels are then given as

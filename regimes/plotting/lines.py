@@ -71,6 +71,9 @@ def plot(
 ) -> style.Shown | Figure:
     """Draw runs: one curve per schedule, the mean over seeds with its 95 % interval.
 
+    >>> shown = plot("data/reference/smoke-resnet8.tar.xz", "train_loss")
+    >>> _ = shown.save("loss.png")
+
     Args:
         records: a folder of runs or an archive of them, several, or runs.
         column: of the epochs, e.g. "train_loss", "bytes", "batch_size"; default the metric by which

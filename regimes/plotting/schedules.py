@@ -122,6 +122,10 @@ def compare(
 ) -> pd.DataFrame:
     """Compares the schedules of some finished runs.
 
+    >>> found = compare("data/reference/smoke-resnet8.tar.xz", baseline="low")
+    >>> list(found.columns)[:3]
+    ['comparison', 'n', 'difference']
+
     Args:
         records: A folder of runs or an archive of them, several, or runs.
         baseline: Compare each other schedule with this one. Default: all pairs of up to six

@@ -108,6 +108,10 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
     If runs of one name are not seeds of the same experiment, they get names of their own; see
     `experiment.separate_experiments`.
 
+    >>> runs = load_all("data/reference/smoke-resnet8.tar.xz")
+    >>> sorted({run.name for run in runs})[:3]
+    ['accordion', 'dense', 'high']
+
     Args:
         folders: Folders or archives.
         where: Conditions that a run fulfils, such as ``["optimizer.lr=0.4"]``; see `select`.

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False) -> pd.DataFrame:
     """Puts the epochs of all runs into one table.
 
+    >>> frame("data/reference/smoke-resnet8.tar.xz")[["schedule", "seed", "epoch"]].shape[1]
+    3
+
     Args:
         folders: Folders or archives, as of `load_all`.
         where: Only runs for which this holds, such as ``["optimizer.lr=0.4"]``.

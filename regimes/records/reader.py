@@ -176,17 +176,22 @@ class Record:
 def load(folder: str | Path) -> Record:
     """Reads one run.
 
-    >>> record = load("data/reference/small.tar.xz")  # doctest: +SKIP
+    >>> from regimes import get_preset, override, run
+    >>> short = ["epochs=1", "data.train_size=100", "optimizer.decay_epochs=[]"]
+    >>> _ = run(override(get_preset("smoke"), short), "runs/loaded")
+    >>> record = load("runs/loaded")
+    >>> record.header["config"]["workers"], len(record.epochs)
+    (4, 1)
 
     Args:
-        folder: The folder of the run, or an archive of it.
+        folder: The folder of the run.
 
     Returns:
-        The record; ``record.epochs`` has a row per epoch, and ``record.layers`` a row per epoch and
+        The record. ``record.epochs`` has a row per epoch, and ``record.layers`` a row per epoch and
         layer.
 
     Raises:
-        RecordError: there is no run, there are several, or the record violates the schema.
+        RecordError: there is no run in the folder, or its record violates the schema.
     """
     folder = Path(folder)
     header = read_header(folder)

@@ -180,6 +180,10 @@ def last_metric(run: Record, last: int = 3) -> float:
 def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     """Makes a table with one row per run.
 
+    >>> from regimes import load_all
+    >>> list(summary(load_all("data/reference/smoke-resnet8.tar.xz")).columns)[:3]
+    ['name', 'seed', 'metric']
+
     Args:
         runs: The runs.
         last: The number of last epochs of which the metric is the mean (see `last_metric`).

@@ -36,31 +36,43 @@ def branch(
     metric: Metric | None = None,
     loss_weight: LossWeight | None = None,
 ) -> Record:
-    """Continue a run from the start of a unit under another configuration, in a folder of its own.
+    """Continues a run from the start of a unit under another configuration, in a folder of its own.
 
-    The trunk needs the checkpoint before that unit (``checkpoint_keep``); unit 0 needs none. What
-    becomes of the state is in `training.changes`. Called again after a stop, it goes on; with
-    nothing changed it ends with the trunk's bits.
+    The trunk needs the checkpoint before this unit (``checkpoint_keep``); unit 0 needs none. What
+    becomes of the state is in `training.changes`. The same call goes on after a stop. If nothing is
+    changed, the branch ends with the trunk's bits.
+
+    >>> from regimes import get_preset, override, run
+    >>> short = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
+    >>> config = override(get_preset("smoke/low"), [*short, "checkpoint_keep=[1]"])
+    >>> trunk = run(config, "runs/trunk")
+    >>> pulse = branch(trunk, at=1, length=1, set={"policy.level": "high"}, out="runs/pulse")
+    >>> [row["layers"]["level"][0] for row in pulse.rows]
+    ['low', 'high']
 
     Args:
-        record: the trunk, or its folder.
-        at: the first unit of the branch.
-        out: the branch's folder, which holds its own rows and the path to the trunk.
-        length: units after which the trunk's configuration returns (a pulse); None: never.
-        skip: leave these units out, in place of changing something (deletion): the trunk goes on
-            after them with the state before them, at the rates and data of its place, as if the
-            run had never had them. Needs a length. Their rows have no steps.
-        set: what is changed: ``{"policy.level": "high"}``, or ``["policy.level=high"]``.
-        reporters: as of `run`.
-        model, train_data, test_data, loss, metric, loss_weight: of a run of `simulate`, as they
-            were passed there. Data and first weights are compared by digests, the model by its
-            ``repr``, loss and metric by their names.
+        record: The trunk, or its folder.
+        at: The first unit of the branch.
+        out: The folder of the branch, which holds its own rows and the path to the trunk.
+        length: The number of units after which the trunk's configuration returns (a pulse). None:
+            never.
+        skip: Leave these units out, in place of changing something (deletion): the trunk goes on
+            after them with the state from before them, at the rates and with the data of its place,
+            as if the run had never had them. It needs a length. Their rows have no steps.
+        set: What is changed: ``{"policy.level": "high"}``, or ``["policy.level=high"]``.
+        reporters: As in `run`.
+        model, train_data, test_data, loss, metric, loss_weight: For a run of `simulate`, what was
+            passed there. Data and first weights are compared by digests, the model by its ``repr``,
+            loss and metric by their names.
+
+    Returns:
+        The record of the branch, with the trunk's rows before its own.
 
     Raises:
-        ConfigError: a field that a branch cannot change, or as for `run`.
-        DataError: data that are none.
-        RecordError: no such run or checkpoint, ``out`` holds another run, or the trunk has had
-            another model or other data.
+        ConfigError: a branch cannot change one of the fields; or as in `run`.
+        DataError: the data are none.
+        RecordError: there is no such run or checkpoint, ``out`` holds another run, or the trunk has
+            had another model or other data.
     """
     out = record_folder(out)
     folder = record.folder if isinstance(record, Record) else Path(record)

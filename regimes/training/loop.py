@@ -67,22 +67,33 @@ def run(
     reporters: Sequence[Reporter] | None = None,
     task: Task | None = None,
 ) -> Record:
-    """Run one configuration and leave its record in ``out``.
+    """Trains one configuration and leaves its record in ``out``.
 
     Under torchrun every process calls this; a single process simulates all workers.
 
+    >>> from regimes import get_preset, override
+    >>> short = ["epochs=1", "data.train_size=100", "optimizer.decay_epochs=[]"]
+    >>> record = run(override(get_preset("smoke"), short), "runs/first")
+    >>> len(record.epochs)
+    1
+
     Args:
-        resume: continue the run in ``out`` from its newest complete checkpoint, bit for bit;
-            "auto": if there is one. A cell with "auto" can be run again after a stop, and after the
+        config: The configuration.
+        out: The folder of the record.
+        resume: Continue the run in ``out`` from its newest complete checkpoint, bit for bit. "auto"
+            does so if there is one; a cell with "auto" can be run again after a stop, and after the
             end it returns the record.
-        reporters: called as the run proceeds, beside those that the configuration names; an
-            exception in one does not end the training. Default one line of progress in a notebook,
+        reporters: What is called as the run proceeds, beside those that the configuration names. An
+            exception in one does not end the training. Default: one line of progress in a notebook,
             and none elsewhere.
-        task: model and data in place of those that the configuration names.
+        task: Model and data, in place of those that the configuration names.
+
+    Returns:
+        The record of the run.
 
     Raises:
-        ConfigError, DataError, RecordError: before any training, one sentence.
-        TrainingError: a non-finite loss or a lost process; the record is intact.
+        ConfigError, DataError, RecordError: in one sentence, before any training.
+        TrainingError: a loss is not finite, or a process was lost. The record is intact.
     """
     out = record_folder(out)
     good = isinstance(resume, bool) or resume == "auto"

@@ -84,6 +84,15 @@ def simulate(
     equal to 1e-12 in float64, equal in distribution in float32. Called again after a stop it goes
     on, and after the end it returns the record.
 
+    >>> import torch
+    >>> x = torch.randn(64, 5)
+    >>> data = x[:48], (x[:48].sum(1) > 0).long()
+    >>> test = x[48:], (x[48:].sum(1) > 0).long()
+    >>> model = nn.Linear(5, 2)
+    >>> record = simulate(model, data, test, out="runs/mine", workers=2, batch_size=8, epochs=2)
+    >>> len(record.epochs)
+    2
+
     Args:
         model: a module: all seeds begin with its parameters; or a function (or class) without
             arguments that makes one, from the random numbers of ``seed``.
@@ -101,9 +110,9 @@ def simulate(
         levels: what the policy's words mean, where compressor and policy do not say it; default the
             compressor's usual ones. A level may have error feedback of its own: ``{"level": 1,
             "error_feedback": False}``.
-        optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like
-            ``{"name": "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at
-            0.1 with momentum 0.9.
+        optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like ``{"name":
+            "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at 0.1 with
+            momentum 0.9.
         loss: of the model's output and the targets, one number; default cross-entropy of classes or
             tokens, mean squared error of real targets. An output may be an object with ``logits``.
         metric: of the outputs and targets of all test samples, one number; of batches, weighted by

@@ -35,7 +35,12 @@ FILES = [path for path in sorted((ROOT / "regimes").rglob("*.py")) if examples(p
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_examples_in_docstrings_say_what_is(path: Path) -> None:
+def test_examples_in_docstrings_say_what_is(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder with the committed records, where an example may train."""
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
     parts = path.relative_to(ROOT).with_suffix("").parts
     module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
     for example in examples(path):
@@ -48,3 +53,17 @@ def test_examples_in_docstrings_say_what_is(path: Path) -> None:
 def test_there_are_examples() -> None:
     """The search above finds some, in rooms that it should."""
     assert {"toml.py", "layers.py", "agreement.py", "change.py"} <= {p.name for p in FILES}
+
+
+CALLED_FIRST = (
+    *("run", "simulate", "branch", "attach", "local_steps", "check_compressor"),
+    *("load", "load_all", "frame", "summary", "compare", "plot"),
+    *("get_preset", "get_grid", "override"),
+)
+
+
+@pytest.mark.parametrize("name", CALLED_FIRST)
+def test_the_names_that_users_call_first_have_an_example(name: str) -> None:
+    import regimes
+
+    assert ">>> " in (getattr(regimes, name).__doc__ or "")

@@ -38,11 +38,14 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Network:
-    """The links between workers.
+    """Describes the links between workers.
+
+    >>> Network.parse("100Mbit/s,50us").bandwidth
+    100000000.0
 
     Attributes:
-        bandwidth: bits per second of each worker's link, in each direction.
-        latency: seconds from one worker to the next, for an empty message.
+        bandwidth: The bits per second of each worker's link, in each direction.
+        latency: The seconds from one worker to the next, for an empty message.
     """
 
     bandwidth: Values

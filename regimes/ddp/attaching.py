@@ -60,7 +60,7 @@ def attach(
     nodes: GivenNodes = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Let a model of DistributedDataParallel exchange compressed gradients, at a constant level or
+    """Lets a model of DistributedDataParallel exchange compressed gradients, at a constant level or
     at levels that a policy decides::
 
         hook = regimes.attach(model, optimizer, compressor=PowerSGD(rank=4))
@@ -89,45 +89,52 @@ def attach(
     >>> dist.destroy_process_group()
 
     Args:
-        model: as DistributedDataParallel has wrapped it. Of a model that ``fully_shard`` (FSDP2)
-            divides see `attach_shards` and `attach_replicas`.
-        optimizer: the hook reads the learning rate of its first group; then ``epoch_end()`` needs
-            no rate. A list if several train one model.
-        compressor: an object with its level, ``PowerSGD(rank=4)``, or a table, ``{"name":
+        model: The model, wrapped in DistributedDataParallel. For a model that ``fully_shard``
+            (FSDP2) divides, see `attach_shards` and `attach_replicas`.
+        optimizer: The optimiser, or a list if several train one model. The hook reads the learning
+            rate of its first group, so ``epoch_end()`` needs no rate.
+        compressor: An object with its level, ``PowerSGD(rank=4)``, or a table, ``{"name":
             "powersgd", "level": 4}``. Several levels for a policy are given by name,
             ``PowerSGD(rank={"low": 4, "high": 1})`` or ``{"name": "powersgd", "levels": {"low": 4,
-            "high": 1}}``; without any they are the compressor's own. A level may have error
-            feedback of its own, ``{"level": 1, "error_feedback": False}``. With neither a
-            compressor nor a policy every step sends 8 bits a number (``QuantisedAllReduce``), and
-            process 0 warns that nothing was chosen.
-        policy: an object, a name, or a table like ``{"name": "accordion", "interval": 5}``. Beside
-            a compressor without a level the default is "accordion". The levels of a policy may be
-            compressors, ``Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``, in place of
-            ``compressor``; they differ in level and error feedback alone. The default compressor
-            beside a policy is "powersgd".
-        signal: what the norm is of, see ``regimes.instruments.gradient_norm``. All but "update"
-            keep a copy of the gradients and send something at the end of an epoch.
-        seed: of the compressor's random numbers.
-        start_compressing_after: the first so many steps send the gradient uncompressed.
-        every: "epoch": a unit ends with ``epoch_end()``. A number: it ends by itself after so many
-            steps, ``len(loader)`` for an epoch. A ``DistributedSampler``: it ends by itself when
-            ``set_epoch`` names another epoch. The last two need the optimiser.
-        record: a folder for a record of the job, as the trainer writes one; process 0 writes it. Or
-            `RecordOptions`: what else is recorded, measured and checked.
-        scaler: the GradScaler that scales the loss, if one does. The hook works in units of the
-            unscaled loss: another scale changes neither residuals nor norms. One of torch that
-            steps the model's optimiser is found without this argument.
-        nodes: where several devices share a node, a worker can be a node: gradients are averaged
-            within it at full precision, and each device exchanges its rows of every layer with the
-            same rows of the other nodes. A number of nodes, whose processes have consecutive ranks,
-            or the dimension between nodes of a mesh, ``mesh["node"]``. Without it the nodes of the
-            launcher (torchrun) are workers where that sends less between nodes, with compressors
-            whose numbers cannot be added up on the way, and process 0 says so. False: each process
-            is a worker.
-        timeout: seconds until a process that the others wait for counts as lost.
+            "high": 1}}``; if there are none, they are the compressor's own. A level may have error
+            feedback of its own, ``{"level": 1, "error_feedback": False}``. If you pass neither a
+            compressor nor a policy, every step sends 8 bits per number (``QuantisedAllReduce``),
+            and process 0 warns that nothing was chosen.
+        policy: An object, a name, or a table such as ``{"name": "accordion", "interval": 5}``.
+            Beside a compressor without a level the default is "accordion". The levels of a policy
+            may be compressors, ``Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``, in place
+            of ``compressor``; they may differ only in level and error feedback. Beside a policy the
+            default compressor is "powersgd".
+        signal: The norm that detectors read, see ``regimes.instruments.gradient_norm``. All signals
+            but "update" keep a copy of the gradients and send something at the end of an epoch.
+        seed: The seed of the compressor's random numbers.
+        start_compressing_after: The number of steps at the start that send the gradient
+            uncompressed.
+        every: When a unit ends. With "epoch" it ends with ``epoch_end()``. With a number it ends by
+            itself after so many steps; ``len(loader)`` is an epoch. With a ``DistributedSampler``
+            it ends by itself when ``set_epoch`` names another epoch. The last two need the
+            optimiser.
+        record: The folder of a record of the job, which process 0 writes; or `RecordOptions`, which
+            also say what is measured and checked.
+        scaler: The GradScaler that scales the loss. The hook works in units of the unscaled loss,
+            so another scale changes neither residuals nor norms. A scaler of torch that steps the
+            model's optimiser is found without this argument.
+        nodes: The nodes that act as workers, if several devices share a node. Gradients are
+            averaged within a node at full precision, and each device exchanges its rows of every
+            layer with the same rows of the other nodes. It is a number of nodes, whose processes
+            have consecutive ranks, or the dimension between nodes of a mesh, ``mesh["node"]``.
+            Without it the nodes of the launcher (torchrun) are workers if this sends less between
+            nodes and the numbers of the compressor cannot be added up on the way; process 0 says
+            so. False: each process is a worker.
+        timeout: The number of seconds after which a process that the others wait for counts as
+            lost.
+
+    Returns:
+        The hook. ``hook.levels`` has the level of each layer, ``hook.traffic`` the traffic of this
+        process, and ``hook.rows`` the units that have ended.
 
     Raises:
-        ConfigError: one sentence, before anything is registered.
+        ConfigError: in one sentence, before anything is registered.
     """
     asked = _Asked(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
@@ -157,7 +164,7 @@ def attach_replicas(
     scaler: HasScale | None = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Let replicas of a model that ``fully_shard`` (FSDP2) divides exchange compressed gradients::
+    """Lets replicas of a model that ``fully_shard`` (FSDP2) divides exchange compressed gradients::
 
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
         fully_shard(model, mesh=mesh["shard"])
@@ -165,22 +172,25 @@ def attach_replicas(
             model, mesh["replicate"], optimizer, compressor=PowerSGD(rank=4)
         )
 
-    Gradients are averaged over the replicas; all begin with the first one's parameters and buffers.
-    To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses whole
-    matrices, whatever the number of shards; other compressors each shard.
+    Gradients are averaged over the replicas; all begin with the parameters and buffers of the
+    first. To accumulate gradients, use ``set_requires_gradient_sync(False)``. PowerSGD compresses
+    whole matrices, whatever the number of shards; other compressors compress each shard.
 
     Args:
-        model: divided by ``fully_shard`` over another dimension of the same mesh.
-        mesh: the dimension between replicas, ``mesh["replicate"]``.
-        scatter: how gradients are reduced within each replica, ``QuantisedScatter(bits=8)`` or
-            ``{"level": 8}``; without it FSDP2's own reduce-scatter runs. It has one level, and no
-            error feedback. See docs/how-to/fsdp.md.
-        gather: how weights are gathered within each replica, as in `attach_shards`.
-        optimizer, compressor, policy, signal, seed, start_compressing_after, every, record, scaler,
-            timeout: as in `attach`.
+        model: The model, which ``fully_shard`` has divided over another dimension of the same mesh.
+        mesh: The dimension between replicas, ``mesh["replicate"]``.
+        scatter: How gradients are reduced within each replica, ``QuantisedScatter(bits=8)`` or
+            ``{"level": 8}``. It has one level, and no error feedback. Without it FSDP2's own
+            reduce-scatter runs. See docs/how-to/fsdp.md.
+        gather: How weights are gathered within each replica, as in `attach_shards`. optimizer,
+            compressor, policy, signal, seed, start_compressing_after, every, record, scaler,
+            timeout: As in `attach`.
+
+    Returns:
+        The hook, as in `attach`.
 
     Raises:
-        ConfigError: one sentence, before anything is registered.
+        ConfigError: in one sentence, before anything is registered.
     """
     asked = _Asked(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
@@ -250,31 +260,37 @@ def attach_shards(
     scaler: HasScale | None = None,
     timeout: float = 600.0,
 ) -> Hook:
-    """Compress what ``fully_shard`` (FSDP2) exchanges, module by module::
+    """Compresses what ``fully_shard`` (FSDP2) exchanges, module by module::
 
         fully_shard(model, mesh=mesh)
         hook = regimes.attach_shards(
             model, mesh, optimizer, scatter=QuantisedScatter(bits=4), gather={"level": 8}
         )
 
-    Gradients are reduced by ``scatter`` or by ``compressor``, one of both. See docs/how-to/fsdp.md.
+    Gradients are reduced by ``scatter`` or by ``compressor``, but not by both. See
+    docs/how-to/fsdp.md.
 
     Args:
-        model: divided by ``fully_shard``.
-        mesh: the mesh of one dimension that was given to ``fully_shard``.
-        scatter: the parts of their owners are quantised: ``QuantisedScatter(bits=4)`` (or 8) or
-            ``{"level": 4}``; or ``QuantisedScatter(bits={"low": 8, "high": 4})``, ``{"levels":
-            {"low": 8, "high": 4}}``, between which the policy decides, ACCORDION where none is
-            named. A layer of the hook is what one call of ``fully_shard`` has divided. Without it,
-            and without a compressor, FSDP2's own reduce-scatter runs.
-        compressor: whole gradients are exchanged, as in `attach`, and each process keeps its rows.
-        gather: how weights are gathered, in forward and backward: ``{"level": 8}`` (or 4 bits), and
-            "block", how many numbers have one scale. Without it FSDP2's own all-gather runs.
-        optimizer, policy, signal, seed, start_compressing_after, every, record, scaler, timeout: as
+        model: The model, which ``fully_shard`` has divided.
+        mesh: The mesh of one dimension that was given to ``fully_shard``.
+        scatter: How gradients are quantised on the way to their owners:
+            ``QuantisedScatter(bits=4)`` (or 8), or ``{"level": 4}``. With
+            ``QuantisedScatter(bits={"low": 8, "high": 4})``, or ``{"levels": {"low": 8, "high":
+            4}}``, the policy decides between the levels; the default is ACCORDION. A layer of the
+            hook is then what one call of ``fully_shard`` has divided. Without it, and without a
+            compressor, FSDP2's own reduce-scatter runs.
+        compressor: A compressor of whole gradients, as in `attach`. Each process keeps its rows.
+        gather: How weights are gathered, in forward and backward: ``{"level": 8}`` (or 4 bits), and
+            "block", the number of numbers that share a scale. Without it FSDP2's own all-gather
+            runs.
+        optimizer, policy, signal, seed, start_compressing_after, every, record, scaler, timeout: As
             in `attach`.
 
+    Returns:
+        The hook, as in `attach`.
+
     Raises:
-        ConfigError: one sentence, before anything is registered.
+        ConfigError: in one sentence, before anything is registered.
     """
     modes = [capabilities.SHARDED_COLLECTIVES]
     source: FSDPModules

@@ -54,13 +54,13 @@ MANY_STEPS = 1000  # without the end of an epoch: then a warning
 
 
 class Hook(AttachedJob):
-    """Made by ``attach``; one per model and process.
+    """Exchanges the gradients of one model on one process. ``attach`` makes it.
 
     Attributes:
-        rows: the units (epochs, or of so many steps) that have ended, as a record has them. One
+        rows: The units (epochs, or numbers of steps) that have ended, as a record has them. A unit
             that ends by itself does so as the next step begins, when the next rate is known, or
             with ``close``.
-        sends_at_end: whether the end of a unit contains a collective.
+        sends_at_end: Whether the end of a unit contains a collective.
     """
 
     checks_reasons = False  # a row that cannot be written must not end the script's job

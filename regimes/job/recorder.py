@@ -58,39 +58,41 @@ _SAME = (  # of the configuration, in a job that is continued
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What is recorded, measured and checked of a job.
+    """Says what is recorded, measured and checked in a job.
 
     Attributes:
-        folder: where the record is written; new, or the folder of the job that is continued. None:
+        folder: The folder of the record: a new one, or that of the job that is continued. None:
             nothing is written.
-        name: of the schedule; figures and tables group runs by it. None: the policy's.
-        data: what the data set is called.
-        batch_size: samples per process and step.
-        metric: the name under which the script logs what it is judged by; "accuracy" as a share
-            of one, "perplexity" and "bits per byte" are known to figures.
-        units: how many the job will have, for progress; None: not known.
-        reporters: what else shows each unit: "tensorboard", "wandb", ... (``reporters`` of a
+        name: The name of the schedule; figures and tables group runs by it. None: the policy's.
+        data: The name of the data set.
+        batch_size: The number of samples per process and step.
+        metric: The name under which the script logs its result. Figures know "accuracy" (as a share
+            of one), "perplexity" and "bits per byte".
+        units: The number of units that the job will have, for progress. None: it is not known.
+        reporters: What else shows each unit: "tensorboard", "wandb", ... (``reporters`` of a
             configuration).
-        instruments: what else is measured: ``{"error", "residual"}``, or a table of their fields;
-            with ``probe``, at the end of each unit, ``{"curvature": {}, "sharpness": {}}`` (fields
-            of `instruments.curvature`); of local steps also "disagreement", how far the processes
-            lie apart. The training ends in the same bits with and without them.
-        probe: a pair (loss, batches): ``loss(model, batch)`` is the mean over a batch, and batches
-            is one batch or a list: this process's share of the samples, equally many on each
-            process. ``model`` is the one inside DistributedDataParallel; one that FSDP2 divides has
-            all weights then (`whole_model`). What the loss averages over is found by trying it on
-            parts of batches; where that does not show it, a third part says it: ``weight(batch)``,
-            say the number of tokens that count.
-        check_every: every so many steps (synchronisations, of local steps) the gradient is
-            exchanged once more, uncompressed, and compared with the update: the record has the
-            cosine per layer, and process 0 warns where the model's cosine is less than
-            ``check_cosine``, by default 0.3. Nothing else changes.
-        summary: as the job ends, process 0 prints to stderr what was sent and waited for; with a
-            compressor in `attach_shards`, at once what its residuals cost in memory.
-        compare_weights: once in each unit and at ``close()`` the processes compare a hash of the
-            weights that the model has then, and each checks that these are the parameters that were
-            attached. An error names processes that have drifted apart, and parameters whose
-            gradients are not exchanged. It sends a few bytes with what is compared anyway.
+        instruments: What else is measured: ``{"error", "residual"}``, or a table of their fields.
+            With ``probe`` also, at the end of each unit, ``{"curvature": {}, "sharpness": {}}``
+            (fields of `instruments.curvature`). With local steps also "disagreement", the distance
+            between the processes. The training ends in the same bits with and without them.
+        probe: A pair (loss, batches). ``loss(model, batch)`` is the mean over a batch. ``batches``
+            is
+            one batch or a list: this process's share of the samples, equally many on each process.
+                ``model`` is the one inside DistributedDataParallel; a model that FSDP2 divides has
+                all weights then (`whole_model`). What the loss averages over is found by trying it
+                on parts of batches. If this does not show it, a third part says it:
+                ``weight(batch)``, such as the number of tokens that count.
+        check_every: The number of steps (with local steps, synchronisations) after which the
+            gradient is exchanged once more, uncompressed, and compared with the update. The record
+            has the cosine per layer. Nothing else changes.
+        check_cosine: Process 0 warns if the cosine of the model is below this, by default 0.3.
+        summary: Print to stderr on process 0, as the job ends, what was sent and how long processes
+            waited; with a compressor in `attach_shards` also, at once, what its residuals cost in
+            memory.
+        compare_weights: Compare a hash of the model's weights between processes, once in each unit
+            and at ``close()``, and check that the parameters are those that were attached. An error
+            names processes that have drifted apart, and parameters whose gradients are not
+            exchanged. It sends a few bytes with what is compared anyway.
     """
 
     folder: str | Path | None = None

@@ -46,10 +46,11 @@ def local_steps(
     seed: int = 0,
     timeout: float = 600.0,
 ) -> LocalSteps:
-    """Let each process train ``model`` by itself, and synchronise all every so many steps.
+    """Lets each process train ``model`` by itself, and synchronises all processes every so many
+    steps.
 
     Call it on every process, after ``init_process_group`` and instead of wrapping the model: all
-    begin with process 0's parameters. Call ``step()`` once per iteration, after
+    begin with the parameters of process 0. Call ``step()`` once per iteration, after
     ``optimizer.step()``, and ``close()`` at the end, which synchronises the last steps.
 
     >>> import torch.distributed as dist
@@ -68,32 +69,38 @@ def local_steps(
     >>> dist.destroy_process_group()
 
     Args:
-        model: the bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
+        model: The bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
             another dimension of the same mesh.
-        optimizer: this process's, over its parameters.
-        replicas: the mesh dimension between replicas, ``mesh["replicate"]``. The processes of a
-            replica then take each step together, and the replicas synchronise; all begin with the
-            first replica's parameters. For compressors see ``regimes.attach``.
-        policy: a period in steps, or a policy that decides it: a name, a table or an object.
-        periods: what the policy's levels mean, by default ``{"low": 1, "high": 32}``.
-        outer: what a synchronisation does, by default the mean; ``{"lr": 0.7, "momentum": 0.9,
-            "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5`` as
-            well, Streaming DiLoCo: a quarter of the layers at a time is sent while the next five
-                steps are taken, and mixed with the process's own. ``close()`` leaves what all
-                share.
-        compressor: of the pseudo-gradient that is exchanged, with its level, ``TopK(percent=1)``;
-            by default none.
-        level_policy: decides the compressor's level after each unit; the levels are then given as
-            in `attach`.
-        every: steps of a unit, after which the policy decides and a row is recorded.
-        record: a folder for a record of the job; process 0 writes it. Or `RecordOptions`: what else
-            is recorded, measured and checked; weights are compared after a unit's last
+        optimizer: The optimiser of this process, over the model's parameters.
+        replicas: The mesh dimension between replicas, ``mesh["replicate"]``. The processes of a
+            replica then take each step together, and the replicas synchronise. All begin with the
+            parameters of the first replica. For compressors see ``regimes.attach``.
+        policy: A period in steps, or a policy that decides it: a name, a table or an object.
+        periods: The periods that the policy's levels stand for, by default ``{"low": 1, "high":
+            32}``.
+        outer: What a synchronisation does; by default it takes the mean. ``{"lr": 0.7, "momentum":
+            0.9, "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5``
+            as well it
+            is Streaming DiLoCo: a quarter of the layers at a time is sent while the next five steps
+                are taken, and mixed with the process's own. ``close()`` leaves the parameters that
+                all share.
+        compressor: The compressor of the movement that is exchanged, with its level,
+            ``TopK(percent=1)``. By default there is none.
+        level_policy: The policy that decides the compressor's level after each unit. The levels are
+            then given as in `attach`.
+        every: The number of steps in a unit, after which the policy decides and a row is recorded.
+        record: The folder of a record of the job, which process 0 writes; or `RecordOptions`, which
+            also say what is measured and checked. Weights are compared after a unit's last
             synchronisation.
-        seed: of the compressor's random numbers.
-        timeout: seconds until a process that the others wait for counts as lost.
+        seed: The seed of the compressor's random numbers.
+        timeout: The number of seconds after which a process that the others wait for counts as
+            lost.
+
+    Returns:
+        The job, whose ``step()`` and ``close()`` you call.
 
     Raises:
-        ConfigError: one sentence, before anything is sent.
+        ConfigError: in one sentence, before anything is sent.
     """
     options = record_options(record)
     probe = options.probe

@@ -47,17 +47,18 @@ from regimes.training.rounds import Rounds
 
 
 class LocalSteps(AttachedJob):
-    """Made by ``local_steps``; one per process.
+    """Synchronises one process's model with the others. ``local_steps`` makes it.
 
     Attributes:
-        total: steps so far.
-        ended: those of units that have ended. The unit that ``close`` ends may be shorter than the
-            others, and a job may continue from the state after it.
-        sync: the rounds; ``count`` has the synchronisations of the unit under way.
-        compares_weights: processes compare the weights that each unit's last synchronisation has
-            left, and those at the end.
-        losses: sum and number of this process's training losses in the unit under way, if the
-            policy reads them.
+        rows: The units so far, as a record has them.
+        total: The number of steps so far.
+        ended: The number of steps in units that have ended. The unit that ``close`` ends may be
+            shorter than the others, and a job may continue from the state after it.
+        sync: The rounds; ``count`` is the number of synchronisations in the unit under way.
+        compares_weights: Whether processes compare the weights that each unit's last
+            synchronisation has left, and those at the end.
+        losses: The sum and the number of this process's training losses in the unit under way, if
+            the policy reads them.
     """
 
     compares_weights = True

@@ -14,14 +14,13 @@ from pathlib import Path
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import load_all
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, mean, number, p, word
-from . import draw, harm, scores
+from . import draw, harm, measured, scores
 
 
 def onset_table(curve: pd.DataFrame, shown: Metric) -> Table:

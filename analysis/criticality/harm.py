@@ -1,6 +1,6 @@
 """Curves of harm by onset, how alike the seeds' curves are, and recovery, from records.
 
-Words and the harms themselves: `regimes.harms.measured`.
+Words and the harms themselves: `measured`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.harms.measured import is_null
 from regimes.statistics import p_value
 
 from ..common.estimates import estimate
 from ..common.paired import compare
+from .measured import is_null
 
 ONSETS = 4  # an arm with fewer is not scored
 

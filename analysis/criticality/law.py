@@ -21,7 +21,6 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
@@ -35,6 +34,7 @@ from ..common import markov
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word
 from . import fit as laws
+from . import measured
 from .settings import Arms
 
 WITH, WITHOUT = ARMS = ("rank 1", "rank 1, no feedback")

@@ -22,7 +22,6 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 from regimes.statistics import interval_names, ratio_interval
@@ -30,7 +29,7 @@ from regimes.statistics import interval_names, ratio_interval
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word
 from . import fit as laws
-from . import law
+from . import law, measured
 
 ALL = "all"
 TITLES = (

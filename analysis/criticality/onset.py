@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from regimes.errors import RecordError
-from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
@@ -26,7 +25,7 @@ from regimes.records import Record, load_all, unit_name
 from ..common import markov
 from ..common.command import Files, Out, Several
 from ..common.estimates import Row
-from . import harm, settings
+from . import harm, measured, settings
 from .draw import LINES, worst, worst_of
 
 if TYPE_CHECKING:

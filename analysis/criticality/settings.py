@@ -23,14 +23,13 @@ import tyro
 
 from regimes.console.tables import Table
 from regimes.errors import RecordError
-from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
 
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, over_seeds, word
-from . import harm, scores
+from . import harm, measured, scores
 
 Arms = tyro.conf.UseAppendAction[tuple[str, ...]]
 START, HIGH, FALLEN = PHASES = ("start", "high rate", "after its fall")

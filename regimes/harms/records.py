@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from regimes.config import BranchConfig, RunConfig
 from regimes.errors import TrainingError, require
-from regimes.harms import measured
 from regimes.harms.decide import HarmEvidence, Pulse, Run, units_trained
 from regimes.harms.kinds import Kind, apply_pulse
 from regimes.harms.ladder import grid_toml, ladders_of
@@ -105,9 +104,13 @@ class Records(RecordSearch[Run], HarmSearch):
     def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
         if log.results[run] is not None:
             return math.inf
-        pair = self.record(run), self.record((None, run[1]))
-        found = measured.by_run(measured.by_unit([pair], broken=True))["harm"]
-        return float(found.iloc[0])
+        trunk: Run = (None, run[1])
+        self.end_of(trunk, log)  # raises where it is not finite
+        end, shown = last_metric(self.record(run), 1), tested_by(self.record(trunk))
+        if not math.isfinite(end):
+            return math.inf
+        sign = shown.factor * (1 if shown.lower else -1)
+        return sign * (end - last_metric(self.record(trunk), 1))
 
     def line(self, run: Run, log: SearchLog[Run]) -> str:
         name, why = self.name(run), log.results[run]
@@ -119,7 +122,7 @@ class Records(RecordSearch[Run], HarmSearch):
         harm = self.harm_of(run, log)
         if math.isinf(harm):
             return f"{name}: broke, the {shown.name} in the end is not finite"
-        return f"{name}: harm {harm:.{shown.digits + 1}f} {shown.unit}"
+        return f"{name}: harm {harm:z.{shown.digits + 1}f} {shown.unit}"
 
     def check_result(self, run: Run, result: Any) -> None:
         expect(result is None or (isinstance(result, str) and run[0] is not None))

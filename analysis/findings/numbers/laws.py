@@ -13,11 +13,10 @@ import numpy as np
 import pandas as pd
 
 from regimes.console.tables import Table
-from regimes.harms import measured
 from regimes.harms.rates import mean_rates
 
 from ...criticality import fit as laws
-from ...criticality import law, lost_time, settings
+from ...criticality import law, lost_time, measured, settings
 from ..sources import REFERENCE, number, record_read, records
 from ..values import Interval, mean_of
 

@@ -9,12 +9,11 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import p_text
-from regimes.harms import measured
 from regimes.plotting.groups import tested_by
 from regimes.statistics import correct_by_holm
 
 from ...common import markov
-from ...criticality import harm, scores
+from ...criticality import harm, measured, scores
 from ..sources import number, record_read, records, row_of
 from ..values import Interval, mean_of
 

@@ -16,6 +16,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import searches
 import torch
 from configs import smoke, smoke_static
 from hypothesis import strategies as st
@@ -24,8 +25,9 @@ from runs import same_bits, same_weights
 from torch import Tensor, nn
 
 import regimes
+from analysis.criticality import measured
 from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.harms import ladder, measured
+from regimes.harms import ladder
 from regimes.harms.decide import Pulse
 from regimes.harms.kinds import kinds_of, trunk_of
 from regimes.launch.search import LOG, read_log
@@ -232,6 +234,17 @@ def test_a_training_that_breaks_is_harm_without_end(tmp_path: Path) -> None:
     assert "the training breaks: a loss is not finite" in str(found)
     again = searched(tmp_path, pulse="optimizer.lr=1e30", runs=30)
     assert str(again) == str(found)
+
+
+def test_a_metric_that_is_not_finite_in_the_end_is_harm_without_end(tmp_path: Path) -> None:
+    """A loss may be finite whose perplexity is not."""
+
+    def harm(name: str, first: int, stop: int, seed: int) -> float:
+        return math.nan if first == 0 else 0.0
+
+    found = searches.Recorded(harm, {"runs": 9, "parts": 2}).decisions(tmp_path)
+    assert found["calls"]["high, 0-5"].startswith("harmful after ")
+    assert found["calls"]["high, 6-11"].startswith("safe after 3")
 
 
 def test_another_search_is_refused(whole: regimes.Harm) -> None:

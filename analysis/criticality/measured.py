@@ -76,13 +76,10 @@ def list_trunks(found: Sequence[Pair]) -> list[Record]:
 # -- numbers ---------------------------------------------------------------------------------
 
 
-def by_unit(found: Sequence[Pair], broken: bool = False) -> pd.DataFrame:
+def by_unit(found: Sequence[Pair]) -> pd.DataFrame:
     """One row per branch and unit from its onset on in which both were tested: arm, onset, length
     (of a branch that never returns, all units that are left), seed, unit, harm, without (the metric
     of the trunk).
-
-    Args:
-        broken: the harm is infinite where the metric of a branch is not finite.
 
     Raises:
         RecordError: a branch that was tested in none of its units, or one whose metric is not
@@ -94,12 +91,11 @@ def by_unit(found: Sequence[Pair], broken: bool = False) -> pd.DataFrame:
         sign = shown.factor * (1 if shown.lower else -1)
         own = run.epochs["metric"].astype(float)
         broke = [row["epoch"] for row in run.tested_rows() if row["metric"] is None]
-        if broke and not broken:
+        if broke:
             raise RecordError(
                 f"{run.folder}: the {shown.name} is not finite in unit {broke[0]}, which has no "
                 "mean with others: leave the run out"
             )
-        own[run.epochs["epoch"].isin(broke)] = sign * math.inf
         harm = sign * (own - trunk.epochs["metric"].astype(float))
         without = shown.factor * trunk.epochs["metric"].astype(float)
         table = pd.DataFrame({"unit": run.epochs["epoch"], "harm": harm, "without": without})

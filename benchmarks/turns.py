@@ -116,6 +116,7 @@ def compressed(name: str, level: object) -> tuple[int, str]:
     return 1, f"with torch.no_grad():{script.replace(chr(10), chr(10) + '    ')}"
 
 
+RANK_2 = "compressor=regimes.PowerSGD(rank=2)"
 TOPK = 'compressor="topk", levels={"low": 10, "high": 1}'
 KINDS: dict[str, tuple[int, str]] = {  # name -> (processes, script)
     "simulated, PowerSGD": (1, simulated('policy={"name": "static", "level": "low"}')),
@@ -125,14 +126,17 @@ KINDS: dict[str, tuple[int, str]] = {  # name -> (processes, script)
         1,
         simulated('set={"sync_policy": {"name": "static", "level": "low"}, "sync_levels.low": 4}'),
     ),
-    "hook, PowerSGD, 2 processes": (2, job(DDP, "hook = regimes.attach(model, level=2)")),
+    "hook, PowerSGD, 2 processes": (
+        2,
+        job(DDP, "hook = regimes.attach(model, compressor=regimes.PowerSGD(rank=2))"),
+    ),
     "hook, TopK, 2 processes": (
         2,
-        job(DDP, 'hook = regimes.attach(model, compressor="topk", level=1)'),
+        job(DDP, "hook = regimes.attach(model, compressor=regimes.TopK(percent=1))"),
     ),
     "hook, FSDP2 2 x 2, PowerSGD": (
         4,
-        job(MESH, 'hook = regimes.attach(model, replicas=mesh["replicate"], level=2)'),
+        job(MESH, f'hook = regimes.attach_replicas(model, mesh["replicate"], {RANK_2})'),
     ),
     "local steps of 4, 2 processes": (
         2,

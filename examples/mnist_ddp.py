@@ -107,11 +107,12 @@ def main(words: list[str] | None = None) -> None:
     scheduler = MultiStepLR(optimizer, milestones=[args.epochs * 2 // 3])
 
     about = regimes.RecordOptions(args.out / "record", data="digits", metric="accuracy")
+    low, high = regimes.PowerSGD(rank=4), regimes.PowerSGD(rank=1)
+    # ACCORDION: ranks 4 and 1, decided per layer every two epochs
     hook = regimes.attach(
         model,
         optimizer,
-        policy={"name": "accordion", "interval": 2},
-        compressor=regimes.PowerSGD(rank={"low": 4, "high": 1}),
+        policy=regimes.Accordion(interval=2, low=low, high=high),
         record=about,
     )
 

@@ -9,6 +9,7 @@ from regimes.compression.all_reduce import QuantisedAllReduce as QuantisedAllRed
 from regimes.compression.base import Compressor as Compressor
 from regimes.compression.bucket import Bucket as Bucket
 from regimes.compression.bucket import State as State
+from regimes.compression.chunked import ChunkedTopK as ChunkedTopK
 from regimes.compression.conformity import check_compressor as check_compressor
 from regimes.compression.elementwise import Cast as Cast
 from regimes.compression.elementwise import Dense as Dense

@@ -69,7 +69,7 @@ class AppliedSteps:
         after = register_optimizer_step_post_hook(
             lambda *call: _call_if_alive(me, _after_step, *call)
         )
-        weakref.finalize(self, remove_hooks, [before, after])
+        self.stop_watching = weakref.finalize(self, remove_hooks, [before, after])
 
     def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
         """These are the parameters of each layer from now on."""

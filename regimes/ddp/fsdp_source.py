@@ -130,6 +130,9 @@ class FSDPModules:
         if (network := self._network()) is not None:
             attached_models.discard(network)
 
+    def detach(self) -> None:
+        """Nothing of the hook is left."""
+
 
 class FSDPParameters(FSDPModules):
     """The same with a layer for each parameter, as DDP has them: whole gradients are exchanged."""

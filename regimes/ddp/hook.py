@@ -139,6 +139,7 @@ class Hook(AttachedJob):
         self._prepare_record(
             options, self._make_header(about, chosen, network, seed, **source.config)
         )
+        self.detached = False
         self.diverged = False  # has a whole unit had no finite gradient?
         self._decide_next()
         steps.before_step = self._begin_step
@@ -197,9 +198,22 @@ class Hook(AttachedJob):
         self._end_job(together=True)
 
     def detach(self) -> None:
-        """Give the model back as it was before ``attach``: the job ends, as with ``close``. All
-        processes call this, or none."""
+        """Give the model back as it was before ``attach``; all processes call this, or none.
+
+        The job ends, as with ``close``. Then nothing of the hook is left on the model, on
+        optimisers or in torch's list of process groups, and replicas of a sharded model exchange
+        nothing any more. DDP takes one communication hook and never gives it back: it keeps an
+        empty one, which averages as DDP does. Save states before: ``full_state_dict`` needs the
+        groups.
+        """
+        if self.detached:
+            return
+        self.detached = True
         self.close()
+        self.source.detach()
+        self.steps.detach()
+        self.world.guard.enter_call("detach()")  # or a group would end while another waits in it
+        self.world.close()
 
     def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process

@@ -179,6 +179,9 @@ class DividedGradients:
         remove_hooks(self.handles)
         self.release()
 
+    def detach(self) -> None:
+        """Nothing of the hook is left."""
+
     def release(self) -> None:
         """From now on this model has no hook."""
         if (network := self._network()) is not None:

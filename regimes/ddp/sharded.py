@@ -101,6 +101,12 @@ class ShardedGradients(DividedGradients):
                 hook = group._all_reduce_hook = BetweenReplicas(group, self._replicas)
             hook.averages = True
 
+    def detach(self) -> None:
+        """Replicas exchange no gradients any more."""
+        for group in self.param_groups:
+            if isinstance(hook := group._all_reduce_hook, BetweenReplicas):
+                group._all_reduce_hook = hook.own
+
     def _multiply_sums(self) -> None:
         """Where the user has set what a sum of gradients is divided by, FSDP2 divides the sum of
         one replica by it. The sum of all replicas is their mean, which is exchanged, times their

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakMethod, finalize, proxy, ref
+from weakref import WeakKeyDictionary, WeakMethod, finalize, proxy, ref
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ _NOT_DDP = {  # by the name of a class, so that none is imported
     "DeepSpeedEngine": "it exchanges gradients by itself: use DistributedDataParallel",
     "OptimizedModule": _WRAP,
 }
+
+
+# what each DDP model calls with its buckets, once a hook was attached; torch registers one for good
+_places: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
@@ -144,10 +148,13 @@ class DDPGradients:
         ``close`` it lives as long as the model: DDP keeps the place."""
         self.receiver = receiver
         self.leave_parameters = _before_accumulation([*self.parameters.values()], receiver)
-        self.place: Any = next((hook for hook, _ in self.model._comm_hooks), None)
+        ddp = self._model()
+        self.place: Any = _places.get(ddp)
         if self.place is None:
-            self.place = _place_for_hook()
+            self.place = _places[ddp] = _place_for_hook()
             self.model.register_comm_hook(self._model, self.place)
+        else:
+            self.model._comm_hooks.append((self.place, self._model))
         self.place.receive = self._receive_bucket
 
     def _receive_bucket(self, bucket: Any) -> Future[Tensor]:
@@ -228,6 +235,11 @@ class DDPGradients:
         self.views.clear()
         self.leave_parameters()
         self.place.receive = None
+        if (model := self._model()) is not None:
+            model._comm_hooks[:] = [x for x in model._comm_hooks if x[0] is not self.place]
+
+    def detach(self) -> None:
+        """DDP keeps the place, which no list shows."""
 
 
 def _place_for_hook() -> Any:
@@ -239,7 +251,8 @@ def _place_for_hook() -> Any:
         if taken.receive is not None:
             return taken.receive(bucket)
         group, buffer = Group.of_torch(model().process_group), bucket.buffer()
-        buffer.div_(len(group))  # first: the sum in float16 could overflow
+        # multiplied and first, as by DDP: other ways have other bits, or overflow in float16
+        buffer.mul_(1.0 / len(group))
         return group.all_reduce(buffer).get_future().then(lambda done: done.value()[0])
 
     taken: Any = place

@@ -86,7 +86,10 @@ class Attached(Protocol):
         ...
 
     def close(self) -> None:
-        """The job has ended."""
+        """The job has ended: gradients are exchanged as without a hook."""
+
+    def detach(self) -> None:
+        """After ``close``: the model is as it was before the hook."""
 
 
 class Source(Attached, Protocol):

@@ -73,6 +73,10 @@ class UnitSteps:
         """These are the parameters of each layer from now on."""
         self.applied.follow(parameters)
 
+    def detach(self) -> None:
+        """See no more steps of optimisers."""
+        self.applied.stop_watching()
+
     def restart_unit(self) -> None:
         """Begin a unit: counts and clock start at zero."""
         self.in_unit = self.finite_in_unit = 0

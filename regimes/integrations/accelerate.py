@@ -33,7 +33,7 @@ def attach(
         model, optimizer: as ``prepare`` gave them; call this before the first step.
         every: levels are decided after so many optimiser steps.
         record: a folder for a record of the job, or a ``regimes.RecordOptions``.
-        options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
+        options: of ``regimes.attach`` or ``attach_shards``: ``policy``, ``compressor``, ...
 
     Raises:
         ConfigError: one sentence, before anything is registered.

@@ -53,7 +53,7 @@ class RegimesCallback(Callback):
         Args:
             every: levels are decided every "epoch", or after so many optimiser steps.
             record: a folder for a record of the job, or a ``regimes.RecordOptions``.
-            options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
+            options: of ``regimes.attach`` or ``attach_shards``: ``policy``, ``compressor``, ...
 
         Raises:
             ConfigError: an option that is none.

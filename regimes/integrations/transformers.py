@@ -48,7 +48,7 @@ class RegimesCallback(TrainerCallback):
             record: a folder for a record of the job, or a ``regimes.RecordOptions``.
             resume_from: the checkpoint that ``trainer.train`` resumes from, where that is not in
                 the Trainer's ``output_dir``.
-            options: of ``regimes.attach``: ``policy``, ``compressor``, ``levels``, ...
+            options: of ``regimes.attach`` or ``attach_shards``: ``policy``, ``compressor``, ...
 
         Raises:
             ConfigError: an option that is none.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from regimes.compression import REGISTRY, Compressor
-from regimes.config import ByName, GivenLevel
 from regimes.errors import ConfigError
 from regimes.job.recorder import RecordOptions
 
@@ -74,16 +73,20 @@ def _move_level(call: Call, name: str) -> None:
     call.write("compressor", spell_compressor(given["compressor"]))
 
 
-def spell_compressor(given: Any, level: GivenLevel | ByName | None = None) -> str:
-    """A compressor as a script writes it: ``PowerSGD(rank=4)``; a table that has other fields, or a
-    class of the user's own, as it is."""
-    if level is not None:
-        given = {"name": given, "level": level}
-    if isinstance(given, Mapping) and given.get("name") in REGISTRY and len(given) == 2:
-        cls = REGISTRY.dataclass(given["name"])
-        value = given.get("level", given.get("levels"))
-        return f"{cls.__name__}({cls.level_word}={value!r})"  # type: ignore[attr-defined]
-    return repr(given)
+def spell_compressor(given: Any, module: str = "") -> str:
+    """A compressor as a script writes it; a class of the user's own as it is.
+
+    >>> spell_compressor({"name": "powersgd", "level": 4, "wire": "bf16"}, "regimes.")
+    "regimes.PowerSGD(rank=4, wire='bf16')"
+    """
+    if not isinstance(given, Mapping) or given.get("name") not in REGISTRY:
+        return repr(given)
+    cls: Any = REGISTRY.load(given["name"])
+    words = {"level": cls.level_word, "levels": cls.level_word}
+    fields = {words.get(key, key): value for key, value in given.items() if key != "name"}
+    order = sorted(fields, key=lambda name: name != cls.level_word)
+    written = ", ".join(f"{name}={fields[name]!r}" for name in order)
+    return f"{module}{cls.__name__}({written})"
 
 
 def _move_record(call: Call, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from regimes.config import DENSE, RunConfig, to_toml
 from regimes.cost.methods import Method
 from regimes.errors import ConfigError
+from regimes.job.spellings import spell_compressor
 from regimes.launch.search import SearchBudget
 from regimes.plans.clock import DenseCurve
 from regimes.plans.decide import PlanEvidence
@@ -156,7 +157,7 @@ class Plan:
         """The lines of a training script of one's own."""
         method = self.methods[self.best]
         lines = [f"# {self._training()}"]
-        sent = f"compressor={ {**method.table, 'level': method.level}!r}"
+        sent = f"compressor={spell_compressor({**method.table, 'level': method.level}, 'regimes.')}"
         if method.period > 1:
             words = ["model", "optimizer", f"policy={method.period}"]
             words += [sent] * (method.level != DENSE)

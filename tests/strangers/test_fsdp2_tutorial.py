@@ -16,13 +16,15 @@ import regimes
 
 SCRIPT = Path(__file__).parents[1] / "shared/ddp_scripts/stock/fsdp2.py"
 HOOKS = {  # what docs/how-to/islands.md and fsdp.md say; how many replicas the script makes
-    "islands": ('replicas=mesh["replicate"]', 2),
-    "shards": ('shards=mesh["shard"], scatter={"levels": {"low": 8, "high": 4}}', 1),
+    "islands": ('attach_replicas(model, mesh["replicate"], optim', 2),
+    "shards": (
+        'attach_shards(model, mesh["shard"], optim, scatter={"levels": {"low": 8, "high": 4}}',
+        1,
+    ),
 }
 LINES = {
     'fsdp_kwargs = {"mesh": mesh}  # MESH': 'fsdp_kwargs = {"mesh": mesh["shard"]}',
-    "# HOOK": """hook = regimes.attach(
-        model, HOW, optimizer=optim, every=4, record="run",
+    "# HOOK": """hook = regimes.HOW, every=4, record="run",
         policy={"name": "accordion", "interval": 2},
     )""",
     '"optim": optim_state}': '"optim": optim_state, "hook": hook.sharded_state()}',

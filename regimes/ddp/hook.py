@@ -200,11 +200,10 @@ class Hook(AttachedJob):
     def detach(self) -> None:
         """Give the model back as it was before ``attach``; all processes call this, or none.
 
-        The job ends, as with ``close``. Then nothing of the hook is left on the model, on
-        optimisers or in torch's list of process groups, and replicas of a sharded model exchange
-        nothing any more. DDP takes one communication hook and never gives it back: it keeps an
-        empty one, which averages as DDP does. Save states before: ``full_state_dict`` needs the
-        groups.
+        The job ends, as with ``close``. Then nothing of the hook is left on the model or on
+        optimisers, and replicas of a sharded model exchange nothing any more. DDP takes one
+        communication hook and never gives it back: it keeps an empty one, which averages as DDP
+        does. The process groups that the hook has made end with torch's default group.
         """
         if self.detached:
             return
@@ -212,8 +211,9 @@ class Hook(AttachedJob):
         self.close()
         self.source.detach()
         self.steps.detach()
-        self.world.guard.enter_call("detach()")  # or a group would end while another waits in it
-        self.world.close()
+        # Not its groups: torch names a new one by the number of those that exist, and would find
+        # the addresses of one that has ended.
+        self.world.faults.close()
 
     def state_dict(self) -> dict[str, Any]:
         """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process

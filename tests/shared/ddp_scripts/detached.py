@@ -98,7 +98,6 @@ def describe(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         len(optim._global_optimizer_pre_hooks),
         len(optim._global_optimizer_post_hooks),
     )
-    found["groups"] = len(dist.distributed_c10d._world.pg_map)
     return found
 
 

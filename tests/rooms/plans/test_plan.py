@@ -25,6 +25,7 @@ from odd_values import odd, places, with_odd
 from torch import nn
 
 import regimes
+from regimes.compression import make_compressor
 from regimes.config import RunConfig, override_fields
 from regimes.cost import measure
 from regimes.cost.methods import parse_method
@@ -429,11 +430,13 @@ def test_the_lines_of_a_script_are_calls_that_there_are(
     if method.period > 1:
         assert "job.step()" in lines
         assert called["local_steps"]["policy"] == method.period
-        sent = called["local_steps"].get("compressor", {"level": "dense"})
-        assert sent["level"] == method.level
+        sent = called["local_steps"].get("compressor")
+        assert (sent.level if sent else "dense") == method.level
         assert called["local_steps"]["optimizer"] == "optimizer"
     elif method.level != "dense":
-        assert called["attach"]["compressor"] == {**method.table, "level": method.level}
+        sent = called["attach"]["compressor"]
+        assert sent.level == method.level
+        assert sent.with_level(None) == make_compressor(dict(method.table))
     else:
         assert not called
 

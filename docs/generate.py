@@ -10,7 +10,7 @@ Each page of ``docs/`` is copied, with these changes:
 - ``<!-- options: policies -->`` becomes tables of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
 - ``<!-- works: parts -->`` becomes a list of what works with what, from `regimes.capabilities`.
-- ``<!-- losses -->`` becomes the table of measured losses, from ``regimes/cost/measured.toml``.
+- ``<!-- clocks -->`` becomes the table of measured clocks, from ``regimes/cost/clocks.toml``.
   The last four end at ``<!-- end -->``, and what stands between is replaced.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
   in the tree and in the site.
@@ -41,7 +41,7 @@ TREE = "tree/"
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 MARK = re.compile(r"^<!-- (reference): ([\w. ]+) -->$", re.MULTILINE)
 FILLED = re.compile(
-    r"^(?P<mark><!-- (?P<kind>options|commands|works|losses)(?:: (?P<what>\w+))? -->)\n"
+    r"^(?P<mark><!-- (?P<kind>options|commands|works|clocks)(?:: (?P<what>\w+))? -->)\n"
     r".*?^<!-- end -->$",
     re.MULTILINE | re.DOTALL,
 )
@@ -318,24 +318,26 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def losses(_: str = "") -> str:
-    """Every measured loss of a method beside dense, with what it was measured on."""
-    from regimes.cost.evidence import read_harms
+def clocks(_: str = "") -> str:
+    """Every measured clock of a method, with what it was measured on."""
+    from regimes.cost.advice import NAMES
+    from regimes.cost.clocks import read_clocks
 
     rows = [
         (
             f"`{method}`",
-            str(harm),
-            harm.verdict,
-            f"{harm.setting.name}, {harm.setting.parameters:,} parameters",
-            f"`{harm.setting.grid}`",
-            str(harm.setting.n),
+            str(clock),
+            f"{clock.setting.name}, {clock.setting.parameters:,} parameters",
+            NAMES[clock.setting.optimizer],
+            f"{clock.setting.steps:,}",
+            str(clock.setting.n),
         )
-        for method, harms in read_harms().items()
-        for harm in harms
+        for method, measured in read_clocks().items()
+        for clock in measured
     ]
-    head = ("method", "harm [95 % interval]", "verdict", "measured on", "grid", "n")
-    return table(head, rows)
+    return table(
+        ("method", "clock [95 % interval]", "measured on", "optimiser", "steps", "n"), rows
+    )
 
 
 TRAINER = ("run", "run --processes", "simulate")
@@ -392,7 +394,7 @@ MAKERS = {
     "options": options,
     "commands": commands,
     "works": works,
-    "losses": losses,
+    "clocks": clocks,
 }
 
 

@@ -1,14 +1,16 @@
-"""Which method to try: only of methods with a loss that was measured as harmless.
+"""Which method to try: of those whose clock was measured, one that comes to a loss soon.
 
-The methods stand in the order of the bits that they keep of a gradient, most first. The advice goes
-from one to the next at a bandwidth of the slow link, its threshold: below it the next method is
-faster than each before, and it or a later one by the factor `NEAR`. Thresholds are at least `APART`
+A method takes its seconds of a step over its clock for what a dense step is worth. The methods
+stand in the order of the bits that they keep of a gradient, most first. The advice goes from one to
+the next at a bandwidth of the slow link, its threshold: below it the next method is faster to a
+loss than each before, and it or a later one by the factor `NEAR`. Thresholds are at least `APART`
 apart, so that a small change of the link changes the advice by one neighbour at most; a method
 behind may then be faster than the one that is named.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -19,13 +21,13 @@ import pandas as pd
 
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
-from regimes.cost import evidence
 from regimes.cost.job import USUAL, DataParallelJob
 from regimes.cost.methods import Method, methods_work, seconds_by_bandwidth
 from regimes.network import Network, Work, crossing_bandwidth
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2
+NAMES = {"adamw": "AdamW", "sgd": "SGD"}
 SURELY = 1 - 1e-9  # more than rounding
 BANDWIDTHS = np.logspace(4, 13, 361)  # bits/s, at which methods are compared
 Steps = Sequence[tuple[Method, Work]]
@@ -41,14 +43,16 @@ def recommend_method(steps: Steps, limits: Sequence[float], bandwidth: float) ->
 
 
 def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
-    """The harmless methods, in the order of what they keep, without those that no bandwidth makes
-    faster than all before them. Whatever the link: they are judged without its latency."""
-    steps = [(method, step) for method, step in methods_work(job, methods) if _harmless(method)]
+    """The methods with a clock, in the order of what they keep, without those that no bandwidth
+    makes faster to a loss than all before them. Whatever the link: they are judged without its
+    latency."""
+    known = methods_work(job, methods)
+    steps = [(method, step) for method, step in known if method.reckoned is not None]
     steps.sort(key=lambda pair: -sum(pair[1].bytes.values()))
     free = replace(
         job, within=Network(job.within.bandwidth), between=Network(job.between.bandwidth)
     )
-    seconds = np.array([seconds_by_bandwidth(free, step)(BANDWIDTHS) for _, step in steps])
+    seconds = np.array([seconds_to_a_loss(free, *pair)(BANDWIDTHS) for pair in steps])
     fewest = np.minimum.accumulate(seconds, axis=0)
     return [
         pair
@@ -57,13 +61,15 @@ def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
     ]
 
 
-def _harmless(method: Method) -> bool:
-    return method.verdict == evidence.HARMLESS
+def seconds_to_a_loss(job: DataParallelJob, method: Method, step: Work) -> Any:
+    """Seconds for what a dense step is worth, as a function of the slow link's bandwidth."""
+    curve, clock = seconds_by_bandwidth(job, step), method.reckoned or 1.0
+    return lambda bandwidth: curve(bandwidth) / clock
 
 
 def find_thresholds(job: DataParallelJob, steps: Steps) -> list[float]:
     """The bandwidths below which the advice goes on from each method but the last, falling."""
-    curves = [seconds_by_bandwidth(job, step) for _, step in steps]
+    curves = [seconds_to_a_loss(job, *pair) for pair in steps]
     limits: list[float] = []
     for i in range(1, len(curves)):
 
@@ -80,7 +86,7 @@ def find_thresholds(job: DataParallelJob, steps: Steps) -> list[float]:
 
 
 def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.DataFrame) -> str:
-    """What to try, why, where its loss was measured, and what is faster, with what is known of it.
+    """What to try, why, where its clock was measured, and what is faster, with what is known of it.
 
     Args:
         frame: `methods.tabulate_methods` of the same job and methods.
@@ -94,23 +100,27 @@ def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.Data
     waits += f"{_format_seconds(dense['seconds'] - dense['compute'])} for the network"
     if chosen["method"] == dense["method"]:
         sentence = (
-            f"Stay dense: {where} {waits}, and the methods whose loss was measured as harmless "
-            "save too little of it to be sure of."
+            f"Stay dense: {where} {waits}, and the methods whose clock was measured save too "
+            "little of it to be sure of."
         )
     else:
         sentence = (
-            f"Try {chosen['method']}: {where} {waits}, this one takes "
-            f"{_format_seconds(chosen['seconds'])}. "
-            f"Its loss was measured as harmless on {_describe_measurement(chosen)}; your model is "
+            f"Try {chosen['method']}: {where} {waits}; a step of this one takes "
+            f"{_format_seconds(chosen['seconds'])} and is worth {method.reckoned:.2f} of it, so it "
+            f"comes to a loss {_format_factor(chosen['speed'])} times as fast. Its clock was "
+            f"measured on {_describe_measurement(chosen)}; your model is "
             f"{_format_factor(chosen['times'])} times as large."
         )
-    faster = [
-        f"{row['method']} ({row['loss']})"
+    faster = [row["method"] for row in rows if row["speed"] > NEAR * chosen["speed"]]
+    unknown = [
+        row["method"]
         for row in rows
-        if row["seconds"] * NEAR < chosen["seconds"]
+        if math.isnan(row["speed"]) and row["speed_up"] > NEAR * chosen["speed"]
     ]
     if faster:
         sentence += f" More than {100 * (NEAR - 1):.0f} % faster: {', '.join(faster)}."
+    if unknown:
+        sentence += f" Perhaps faster, of unknown clock: {', '.join(unknown)}."
     if job.priced == "assumed":
         sentence += f" The device is assumed to be an {USUAL}: name yours with --device."
     return sentence
@@ -126,25 +136,25 @@ def _format_factor(times: float) -> str:
 
 def _describe_measurement(row: Any) -> str:
     return (
-        f"{row['data']} with {format_quantity(row['parameters'])} parameters (n = {row['n']:.0f})"
+        f"{row['data']} with {format_quantity(row['parameters'])} parameters and "
+        f"{NAMES.get(row['optimizer'], row['optimizer'])} (n = {row['n']:.0f})"
     )
 
 
-def tabulate_losses(job: DataParallelJob, methods: Sequence[Method]) -> Table:
-    """What was measured of each method's loss, and how far that is from the job."""
+def tabulate_clocks(job: DataParallelJob, methods: Sequence[Method]) -> Table:
+    """The clock of each method, where it was measured, and how far that is from the job."""
     lines: list[Sequence[str]] = []
     for method, _ in methods_work(job, methods)[1:]:
-        harm = method.harm(job.model.item)
-        where = ["-"] * 4
-        if harm is not None:
-            model = f"{format_quantity(harm.setting.parameters)}, {harm.setting.name}"
-            times = f"× {_format_factor(job.model.size / harm.setting.parameters)}"
-            where = [str(harm), model, str(harm.setting.n), times]
-        lines.append((method.label, method.verdict, *where))
+        clock, where = method.clock, ["-"] * 4
+        if clock is not None:
+            of = clock.setting
+            model = f"{format_quantity(of.parameters)}, {of.name}, {NAMES[of.optimizer]}"
+            times = f"× {_format_factor(job.model.size / of.parameters)}"
+            where = [str(clock), model, str(of.n), times]
+        lines.append((method.label, *where))
     note = (
-        "harm: what training with the method, at its own learning rate, ends above dense, in bits "
-        "per byte, or in points of accuracy lost; n seeds. harmless: at most "
-        f"{evidence.MOST['bits']:g} bits and {evidence.MOST['points']:g} point in every "
-        "measurement (docs/how-to/start.md has their grids)"
+        "clock: how many dense steps one step of the method is worth, each at its own learning "
+        "rate; n seeds. It hardly depends on the model's size, but on the optimiser "
+        "(docs/how-to/start.md has all)"
     )
-    return Table(("", "loss", "harm [95 %]", "measured on", "n", "your model"), lines, note, "", 2)
+    return Table(("", "clock [95 %]", "measured on", "n", "your model"), lines, note)

@@ -15,7 +15,7 @@ import pandas as pd
 from regimes.console.stdout import make_console as new_console
 from regimes.console.tables import Table
 from regimes.console.units import format_quantity
-from regimes.cost.advice import tabulate_losses, write_advice
+from regimes.cost.advice import tabulate_clocks, write_advice
 from regimes.cost.job import (
     BETWEEN,
     WITHIN,
@@ -54,7 +54,10 @@ COMPRESSION = {
     "assumed": f"Compression at the speed of an {USUAL_DEVICE}'s memory, a lower bound. The "
     "bandwidth below which a method pays depends on your device: give --device",
 }
-HEADS = ("", "compress", "network", "hidden", "step", "a day", "× dense", "pays below")
+HEADS = (
+    *("", "compress", "network", "hidden", "step", "a day", "× dense", "to a loss"),
+    "pays below",
+)
 
 
 def make_job(options: JobOptions, algorithm: str = FASTEST) -> DataParallelJob:
@@ -207,7 +210,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     console.print(_describe_job(planned), markup=False)
     console.print(_format_table(frame, planned).drawn(padding=(0, 0, 0, 1)))
     console.print(
-        tabulate_losses(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
+        tabulate_clocks(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
     )
     for note in (*describe_whole_layers(planned, methods), *describe_workers(frame)):
         console.print(f"note: {note}", markup=False)
@@ -248,13 +251,15 @@ def _format_table(frame: pd.DataFrame, planned: DataParallelJob) -> Table:
                 f"{1e3 * row['seconds']:.4g}",
                 format_quantity(row["bytes_per_day"], "B"),
                 f"{row['speed_up']:.2f}",
+                "-" if math.isnan(row["speed"]) else f"{row['speed']:.2f}",
                 "-" if math.isnan(row["break_even"]) else format_bandwidth(row["break_even"]),
             )
         )
     whose = "node" if planned.nodes > 1 else "device"
     note = (
         "ms of a step; hidden: share of the network's time that runs during the backward pass; a "
-        f"day: sent by each {whose}. {COMPRESSION[planned.priced]}"
+        f"day: sent by each {whose}; to a loss: × dense times the clock. "
+        f"{COMPRESSION[planned.priced]}"
     )
     return Table(HEADS, lines, note)
 

@@ -22,7 +22,7 @@ from regimes.compression.calls import WIDE, collectives_of, sends_apart
 from regimes.compression.traffic import name_whole_layers
 from regimes.config import DENSE, Level
 from regimes.config.toml import read_value
-from regimes.cost import evidence
+from regimes.cost import clocks
 from regimes.cost.job import DataParallelJob
 from regimes.errors import ConfigError, require
 from regimes.network import Work, crossing_bandwidth
@@ -60,13 +60,14 @@ class Method:
         return f"{self.table['name']}{'' if self.level == DENSE else f' {self.level}'}{local}"
 
     @property
-    def verdict(self) -> str:
-        """What was measured of its loss, see `evidence`."""
-        return evidence.worst_verdict(self._spelt)
+    def clock(self) -> clocks.MeasuredClock | None:
+        """The measurement of its clock, as `clocks.find_clock`."""
+        return clocks.find_clock(self._spelt)
 
-    def harm(self, item: str) -> evidence.AddedLoss | None:
-        """The measurement that decides the verdict, as `evidence.deciding_harm`."""
-        return evidence.deciding_harm(self._spelt, item)
+    @property
+    def reckoned(self) -> float | None:
+        """Its clock as a number; of dense 1; None: it was not measured."""
+        return clocks.reckon_clock(self._spelt)
 
     @property
     def _spelt(self) -> str:
@@ -191,10 +192,10 @@ def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.Data
     communicate; ``hidden``, the share of the communication that runs during the backward pass;
     bytes that a slow link carries in a step and ``bytes_per_day``; ``speed_up`` over dense, and
     ``break_even``, the bandwidth in bits/s below which the method is faster than dense (as
-    `network.crossing_bandwidth`), nan where the device is assumed; ``loss``, the verdict of
-    `evidence`, and where it was measured: ``harm`` with ``harm_ci_low``, ``harm_ci_high`` and
-    ``unit``, ``grid``, ``data``, ``parameters``, ``n``, and ``times``, how many times as large the
-    job's model is; empty where nothing was.
+    `network.crossing_bandwidth`), nan where the device is assumed; ``clock`` with
+    ``clock_ci_low`` and ``clock_ci_high``, and ``speed``, how many times as fast as dense it comes
+    to a loss; where it was measured: ``optimizer``, ``data``, ``parameters``, ``steps``, ``n``,
+    and ``times``, how many times as large the job's model is; empty where nothing was.
     """
     rows = []
     dense, assumed = method_work(job, parse_method(DENSE)), job.priced == "assumed"
@@ -218,28 +219,30 @@ def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.Data
                 "break_even": math.nan
                 if assumed
                 else crossing_bandwidth(seconds_by_bandwidth(job, step), base),
-                **_measured(job, method),
+                **_measured(job, method, float(job.seconds(dense)) / seconds),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _measured(job: DataParallelJob, method: Method) -> dict[str, Any]:
-    """What is known of a method's loss."""
-    harm = method.harm(job.model.item)
-    if harm is None:
-        return {"loss": method.verdict}
+def _measured(job: DataParallelJob, method: Method, speed_up: float) -> dict[str, Any]:
+    """What is known of a method's clock."""
+    reckoned, clock = method.reckoned, method.clock
+    known = {"speed": math.nan if reckoned is None else reckoned * speed_up}
+    if clock is None:
+        return known
+    setting = clock.setting
     return {
-        "loss": method.verdict,
-        "harm": harm.mean,
-        "harm_ci_low": harm.low,
-        "harm_ci_high": harm.high,
-        "unit": harm.setting.unit,
-        "grid": harm.setting.grid,
-        "data": harm.setting.name,
-        "parameters": harm.setting.parameters,
-        "n": harm.setting.n,
-        "times": job.model.size / harm.setting.parameters,
+        "clock": clock.mean,
+        "clock_ci_low": clock.low,
+        "clock_ci_high": clock.high,
+        **known,
+        "optimizer": setting.optimizer,
+        "data": setting.name,
+        "parameters": setting.parameters,
+        "steps": setting.steps,
+        "n": setting.n,
+        "times": job.model.size / setting.parameters,
     }
 
 

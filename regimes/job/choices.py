@@ -117,7 +117,7 @@ def choose_exchange(
     return Choice(rule, chosen, known, cast(Signal, signal), dense_start, tables, probe)
 
 
-UNNAMED = {"name": "quantised-all-reduce", "level": 8}  # harmless in `cost/measured.toml`
+UNNAMED = {"name": "quantised-all-reduce", "level": 8}  # its clock is 1: `cost/clocks.toml`
 
 
 def warn_of_unnamed() -> None:

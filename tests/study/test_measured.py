@@ -1,116 +1,97 @@
-"""``cost/measured.toml``, on which `regimes cost` rests its advice (oracles: the committed records
-and races, computed again, and the pages that it cites)."""
+"""``cost/clocks.toml``, on which `regimes cost` rests its advice (oracles: the committed losses,
+records and races, computed again)."""
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Mapping
+import math
+import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analysis.findings import sources
 from analysis.findings.effects import minus
-from benchmarks import race_report
-from regimes.cost.evidence import HARMFUL, HARMLESS, AddedLoss, read_harms, worst_verdict
+from benchmarks import clocks
+from regimes.cost.clocks import MeasuredClock, find_clock, read_clocks
 from regimes.cost.methods import parse_method
 from regimes.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
 NAMES = {  # of a method, in archives and in the race
-    "powersgd:4": ("powersgd-4", "rank 4"),
-    "powersgd:2": ("rank 2",),
-    "powersgd:1": ("powersgd-1", "rank 1"),
-    "topk:10": ("topk-10",),
-    "topk:1": ("topk-1",),
-    "quantise:8": ("quantise-8",),
-    "quantise:4": ("quantise-4",),
-    "sign:1": ("sign",),
-    "cast:fp16": ("half",),
-    "quantised-all-reduce:8": ("8 bits",),
-    "quantised-all-reduce:4": ("4 bits",),
-    "dense/4": ("every 4",),
-    "dense/8": ("every 8",),
-    "dense/32": ("every 32",),
-    "dense/128": ("every 128",),
-    "quantised-all-reduce:4/8": ("4 bits every 8",),
+    "topk:1": "topk-1",
+    "quantise:8": "quantise-8",
+    "sign:1": "sign",
+    "cast:fp16": "half",
+    "dense/4": "every 4",
+    "dense/128": "every 128",
 }
-PRINTED = re.compile(
-    r"[+-]?(\d\.\d+)(?: bits per byte more than each step, | points \*above\*)? "
-    r"\[[+-]?(\d\.\d+), [+-]?(\d\.\d+)\]"
-)
-BASES = {"small-local": "every 1", "lm-local": "every 1"}
-HARMS = [(method, harm) for method, harms in read_harms().items() for harm in harms]
-IDS = [f"{method}, {harm.setting.records}, {harm.setting.parameters}" for method, harm in HARMS]
+STEPS = 600  # of these runs
+SIZES = {1_639_680: "1800k", 426_624: "460k", 115_008: "115k"}
+MEASURED = [(method, clock) for method, found in read_clocks().items() for clock in found]
+IDS = [f"{method}, {clock.setting.parameters}, {clock.setting.steps}" for method, clock in MEASURED]
 
 
 @functools.cache
-def races() -> Mapping[tuple[str, str], dict[int, float]]:
-    """Loss at the end by grid and entrant, of the whole races at 1000 Mbit/s."""
-    ends: dict[tuple[str, str], dict[int, float]] = {}
-    for text in (ROOT / "benchmarks/race.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        if line["stage"] == "race" and line["link"] == 1000:
-            place = ends.setdefault((line["grid"], line["entrant"]), {})
-            place[line["seed"]] = line["loss"][-1]
-    return ends
+def losses() -> clocks.Losses:
+    return clocks.all_losses()
 
 
-def again(method: str, harm: AddedLoss) -> tuple[float, float, float]:
-    """The harm from the races, or from the records."""
-    source = harm.setting.grid
-    if harm.setting.records.endswith("race.jsonl"):
-        (name,) = {x for x in NAMES[method] if (source, x) in races()}
-        one, dense = races()[source, name], races()[source, "dense"]
-        assert len(one) == harm.setting.n
-        return t_interval([one[seed] - dense[seed] for seed in one])
-    assert source in harm.setting.records
-    runs = sources.records(source)
-    (name,) = {run.name for run in runs}.intersection(NAMES[method])
-    sign = -1 if harm.setting.unit == "points" else 1  # fewer points are a harm
-    harms = [sign * x for x in minus(name, BASES.get(source, "dense"))(runs)]
-    assert len(harms) == harm.setting.n
-    return t_interval(harms)
+@functools.cache
+def dense() -> tuple[np.ndarray, np.ndarray]:
+    """Dense's curve with 115 k parameters: logarithms of steps, and the means in their ends."""
+    curve = clocks.Dense.of(losses(), "115k")
+    means = [statistics.fmean(ends) for ends in curve.ends]
+    return np.log(curve.steps), np.minimum.accumulate(means)
 
 
-@pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
-def test_a_harm_and_its_verdict_are_what_the_records_say(method: str, harm: AddedLoss) -> None:
-    """A verdict of rounded numbers may be another one."""
-    expected = again(method, harm)
-    assert (harm.mean, harm.low, harm.high) == pytest.approx(expected, abs=0.00051)
-    assert harm.verdict == AddedLoss(harm.setting, *expected).verdict
+def as_clock(harm: float) -> float:
+    """The share of 600 steps after which dense ends so much higher than after all."""
+    logs, curve = dense()
+    loss = float(np.interp(math.log(STEPS), logs, curve)) + harm
+    return math.exp(float(np.interp(-loss, -curve, logs))) / STEPS
 
 
-@pytest.mark.parametrize(("method", "harm"), HARMS, ids=IDS)
-def test_its_page_prints_it(method: str, harm: AddedLoss) -> None:
-    """The mean and the interval, or in race.md the two losses of which it is the difference."""
-    text = (ROOT / harm.setting.page).read_text(encoding="utf-8").replace("\n  ", " ")
-    if harm.setting.page.endswith("race.md"):
-        size = race_report.PARAMETERS[harm.setting.grid]
-        part = text.partition(f"## {size} parameters, 1000 Mbit/s")[2].partition("\n## ")[0]
-        names = [x for x in NAMES[method] if f"| {x} |" in part]
-        ends = [
-            float(
-                next(x for x in part.splitlines() if x.startswith(f"| {name} |")).split("|")[5][:6]
-            )
-            for name in (*names, "dense")
-        ]
-        assert harm.mean == pytest.approx(ends[0] - ends[1], abs=0.0016)
+def harm_of(method: str, clock: MeasuredClock) -> tuple[float, float, float]:
+    """What a method adds to the final loss, from the races or from the records."""
+    name, grid = NAMES[method], clock.setting.grid
+    if clock.setting.records.endswith("race.jsonl"):
+        lines = map(json.loads, (ROOT / clock.setting.records).read_text().splitlines())
+        ends: dict[str, dict[int, float]] = {}
+        for line in lines:
+            if line["stage"] == "race" and (line["link"], line["grid"]) == (1000, grid):
+                ends.setdefault(line["entrant"], {})[line["seed"]] = line["loss"][-1]
+        found = [ends[name][seed] - ends["dense"][seed] for seed in ends[name]]
+    else:
+        found = minus(name, "every 1" if grid == "lm-local" else "dense")(sources.records(grid))
+    assert len(found) == clock.setting.n
+    return t_interval(found)
+
+
+@pytest.mark.parametrize(("method", "clock"), MEASURED, ids=IDS)
+def test_a_clock_is_what_the_records_say(method: str, clock: MeasuredClock) -> None:
+    of = clock.setting
+    told = (clock.mean, clock.low, clock.high)
+    if of.grid:
+        mean, low, high = harm_of(method, clock)
+        assert told == pytest.approx((as_clock(mean), as_clock(high), as_clock(low)), abs=0.006)
         return
-    form = ".1f" if harm.setting.unit == "points" else ".2f"
-    numbers = {f"{abs(x):{form}}" for x in (harm.mean, harm.low, harm.high)}
-    assert any({a, b, c} == numbers for a, b, c in PRINTED.findall(text)), numbers
+    size = SIZES[of.parameters] + ", sgd" * (of.optimizer == "sgd")
+    ends = clocks.best_ends(losses(), size, method, of.steps)
+    found = [*clocks.Dense.of(losses(), size).clock(ends, of.steps)]
+    assert len(found) == of.n
+    assert told == pytest.approx(t_interval(found), abs=0.00051)
 
 
-@pytest.mark.parametrize("method", read_harms())
+@pytest.mark.parametrize("method", read_clocks())
 def test_each_method_can_be_written_as_an_option(method: str) -> None:
-    assert parse_method(method).verdict == worst_verdict(method)
+    assert parse_method(method).clock == find_clock(method)
 
 
-def test_what_the_page_of_advice_measures_as_harmful_is_not_recommended() -> None:
-    for method in ("powersgd:1", "powersgd:4", "topk:1", "topk:10", "sign:1", "dense/32"):
-        assert worst_verdict(method) == HARMFUL
-    for method in ("cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "quantise:8"):
-        assert worst_verdict(method) == HARMLESS
+def test_the_largest_model_with_adamw_is_reckoned_with() -> None:
+    found = find_clock("dense/8")
+    assert found is not None
+    assert (found.setting.parameters, found.setting.optimizer) == (1_639_680, "adamw")
+    assert find_clock("randomk:1") is None

@@ -99,7 +99,9 @@ def test_what_is_not_named_is_the_measured_method_with_a_warning() -> None:
     named = regimes.attach(wrapped(), compressor=regimes.QuantisedAllReduce(bits=8))
     assert bare.chosen.shared_facts() == named.chosen.shared_facts()
     name, level = choices.UNNAMED.values()
-    assert parse_method(f"{name}:{level}").verdict == "harmless"  # in the table of measured losses
+    clock = parse_method(f"{name}:{level}").clock
+    assert clock is not None
+    assert clock.low > 0.95  # in the table of measured clocks
     dense = regimes.attach(
         wrapped(), start_compressing_after=1, compressor=regimes.PowerSGD(rank="dense")
     )

@@ -9,7 +9,7 @@ _LONGEST = 200  # letters of a value in a sentence
 
 
 class RegimesError(Exception):
-    """Base of every error that Regimes raises on purpose. The command line and the cell of a
+    """Is the base of every error that Regimes raises on purpose. The command line and the cell of a
     notebook print it without a traceback.
     """
 

@@ -51,16 +51,19 @@ class ScatterState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedScatter(QuantisedAllReduce):
-    """Integers of 8 or 4 bits, scaled by the largest magnitude of each block, which one part of one
-    parameter has alone; the level is the number of bits. Rounding errs as in `QuantisedAllReduce`,
-    once. Parameters of one dimension travel as they are.
+    """Sends integers of 8 or 4 bits in a reduce-scatter of FSDP2. The level is the number of bits.
+
+    The numbers of a block are scaled by its largest magnitude. A block belongs to one part of one
+    parameter. Rounding errs as in `QuantisedAllReduce`, once. Parameters of one dimension travel as
+    they are.
 
     Attributes:
-        block: how many numbers share a scale.
-        error_feedback: each worker adds to its gradient what rounding took from its earlier ones,
-            a number for each parameter of the whole model, not of a shard, on each process.
-        residual_bits: of each of these numbers in memory: 16 keeps it in bfloat16, 8 as an integer
-            with a scale for each block, both rounded to the nearest; None in the type of the sums.
+        block: The number of numbers that share a scale.
+        error_feedback: Add to each worker's gradient what rounding took from its earlier ones. This
+            keeps a number for each parameter of the whole model, not of a shard, on each process.
+        residual_bits: The bits of each of these numbers in memory. 16 keeps it in bfloat16, and 8
+            as an integer with a scale for each block, both rounded to the nearest. None: in the
+            type of the sums.
     """
 
     block: Annotated[int, Bounds("a whole number from 1", low=1)] = 64

@@ -60,7 +60,7 @@ Role = Literal[
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data of a run: which images or which text, how much of it, and in which order.
+    """Says which images or which text a run reads, how much of it, and in which order.
 
     Attributes:
         name: The data set: "digits", "cifar10", "cifar100", "folder" (images), "wikitext-2", "text"
@@ -113,7 +113,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network of a run (``models/``). A value that is unset is the network's own.
+    """Says which network a run trains (``models/``). A value that is unset is the network's own.
 
     Attributes:
         name: The network: a registered name such as "vgg7" or "gpt", or
@@ -135,8 +135,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser, which turns updates into new weights, and its learning rate: a warm-up, then a
-    schedule (`training.optimizers`, `training.learning_rate`).
+    """Says which optimiser turns updates into new weights (`training.optimizers`), and how its
+    learning rate changes: a warm-up, then a schedule (`training.learning_rate`).
 
     Attributes:
         name: "sgd", "adamw", "muon", or a torch optimiser of yours, ``package.module:Class``.
@@ -194,7 +194,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OuterConfig:
-    """The synchronisation after local steps (`training.rounds`).
+    """Says what a synchronisation after local steps does (`training.rounds`).
 
     The mean movement of the workers is the gradient of an outer SGD. With these defaults its step
     leads to the mean of the workers' parameters (local SGD). DiLoCo (Douillard et al., 2023) has
@@ -237,7 +237,7 @@ class OuterConfig:
 
 @dataclass(frozen=True)
 class Budget:
-    """The traffic after which a run ends (paper, Figure 8).
+    """Ends a run after some traffic (paper, Figure 8).
 
     The run ends after the epoch in which its floats reach those of ``epochs`` epochs at ``level``.
     The run's own ``epochs`` remain an upper limit.
@@ -253,7 +253,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class BranchConfig:
-    """The run that this run continues, its trunk (`regimes.branch`).
+    """Says which run this run continues, its trunk (`regimes.branch`).
 
     Attributes:
         of: The trunk's folder, relative to the folder of this run; in a grid's file, a schedule.
@@ -270,7 +270,8 @@ class BranchConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the numbers of a run. The number of processes only divides the work.
+    """Holds everything that decides the numbers of a run. The number of processes only divides the
+    work.
 
     Attributes:
         name: The name of the schedule. Figures and tables group runs by it.

@@ -69,7 +69,7 @@ def plot(
     *,
     ax: Axes | None = None,
 ) -> style.Shown | Figure:
-    """Draw runs: one curve per schedule, the mean over seeds with its 95 % interval.
+    """Draws runs: one curve per schedule, the mean over seeds with its 95 % interval.
 
     >>> shown = plot("data/reference/smoke-resnet8.tar.xz", "train_loss")
     >>> _ = shown.save("loss.png")

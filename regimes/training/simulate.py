@@ -77,7 +77,7 @@ def simulate(
     set: Mapping[str, Any] | None = None,
     reporters: Sequence[Reporter] | None = None,
 ) -> Record:
-    """Train a copy of a model on simulated workers, and leave a record.
+    """Trains a copy of a model on simulated workers, and leaves a record.
 
     The trainer is the one of `run`: under torchrun each process calls this, and the workers are
     shared out over the processes. The code is the same, and so are the numbers but for rounding:

@@ -150,7 +150,8 @@ class Harm:
                 call = WORDS[self.known.of(pulse).call]
                 width = max(map(len, names))
                 lines.append(f"{name:{width}}  {call:10}  {self._said(pulse)}")
-                if beside := self.known.lost_time(pulse):
+                beside = self.known.lost_time(pulse)
+                if beside and self.known.of(pulse).n:
                     lines.append(
                         f"{'':{width}}  lost time   {self._said_of_lost_time(beside, pulse)}"
                     )

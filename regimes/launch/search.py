@@ -288,16 +288,14 @@ class Search(abc.ABC, Generic[R]):
             RecordError: it holds another search, or its log is damaged, or cannot be written.
             TrainingError: a run could not end.
         """
-        if read_launch().rank > 0:  # all processes decide the same; the first one writes it
-            return self._run_rounds(budget, show, lambda line: None)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        make_folder(self.out)
-        with hold_folder(self.out, "search"):
-            return self._run_rounds(budget, show, self._write)
+        with contextlib.ExitStack() as stack:
+            if read_launch().rank == 0:  # all processes of a launcher decide the same
+                self.out.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self.out)
+                stack.enter_context(hold_folder(self.out, "search"))
+            return self._run_rounds(budget, show)
 
-    def _run_rounds(
-        self, budget: SearchBudget | None, show: Show, write: Callable[[Mapping[str, Any]], None]
-    ) -> SearchLog[R]:
+    def _run_rounds(self, budget: SearchBudget | None, show: Show) -> SearchLog[R]:
         log, last = self.log(), time.monotonic()
 
         def ended(run: R, result: Any) -> None:
@@ -306,7 +304,7 @@ class Search(abc.ABC, Generic[R]):
             seconds, last = now - last, now
             log.results[run] = result
             log.seconds += seconds
-            write({"run": self.name(run), "result": result, "seconds": seconds})
+            self._write({"run": self.name(run), "result": result, "seconds": seconds})
             show(self.line(run, log), self._share(budget, log))
 
         while True:
@@ -317,16 +315,16 @@ class Search(abc.ABC, Generic[R]):
                 if not log.rounds:
                     facts = {**facts, "search": self.kind, "question": dict(self.question)}
                 log.rounds.append(Round(tuple(runs), facts))
-                write({"runs": [self.name(run) for run in runs], "facts": dict(facts)})
+                self._write({"runs": [self.name(run) for run in runs], "facts": dict(facts)})
             self.train(log.missing, ended)
             for run in log.missing:
                 raise TrainingError(f"{self.name(run)} has not ended: start the search again")
 
     def _share(self, budget: SearchBudget | None, log: SearchLog[R]) -> float:
         """The share of a budget that is spent."""
-        by_runs = len(log.results) / budget.runs if budget and budget.runs else 0.0
-        minutes = budget.minutes if budget else None
-        return max(by_runs, (self.before + log.seconds) / 60 / minutes if minutes else 0.0)
+        minutes, runs = (budget.minutes, budget.runs) if budget else (None, None)
+        by_time = (self.before + log.seconds) / 60 / minutes if minutes else 0.0
+        return max(by_time, len(log.results) / runs if runs else 0.0)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Append a line; a torn one of a kill before is no line, and is ended first.
@@ -335,6 +333,8 @@ class Search(abc.ABC, Generic[R]):
             RecordError: the disk is full, or the log is a link, which would lead out of the folder.
         """
         path = self.out / LOG
+        if read_launch().rank > 0:
+            return
         try:
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
             append_synced(path, b"\n" * torn + json.dumps(line).encode() + b"\n")
@@ -391,48 +391,20 @@ class RecordSearch(Search[R]):
             return super().run_rounds(budget, show)
 
     def train(self, runs: Sequence[R], ended: Callable[[R, Any], None]) -> None:
-        cells = {self.name(run): self.cell(run) for run in runs}
-        named = {self.name(run): run for run in runs}
+        todo: dict[Path, tuple[R, sweep.Cell]] = {}
+        for run in runs:
+            cell = self.cell(run)
+            if sweep.is_finished(*cell):
+                ended(run, self.result(run, None))
+            else:
+                todo[cell[0]] = run, cell
 
-        def over(name: str, error: str | None) -> None:
-            ended(named[name], self.result(named[name], error))
+        def progress(folder: Path, error: str | None) -> None:
+            run, _ = todo[folder]
+            if isinstance(error, sweep.InUse):
+                raise RecordError(f"{error}: start the same command again when it has ended")
+            if error is not None and not self.may_fail(run, error):
+                raise TrainingError(f"{self.name(run)}: {error}")
+            ended(run, self.result(run, error))
 
-        train_cells(
-            self._trainer, cells, over, lambda name, error: self.may_fail(named[name], error)
-        )
-
-
-def train_cells(
-    train: sweep.Train,
-    cells: Mapping[str, sweep.Cell],
-    ended: Callable[[str, str | None], None],
-    may_fail: Callable[[str, str], bool] = lambda name, error: NOT_FINITE in error,
-) -> None:
-    """Train runs that are records, or find them finished.
-
-    Args:
-        cells: by the runs' names.
-        ended: called with the name of each as it ends, and its error, if it may fail.
-        may_fail: may this run end with this error?
-
-    Raises:
-        TrainingError: a run ended with an error that it may not have.
-        RecordError: another process trains it, or its folder holds another run.
-    """
-    names = {folder: name for name, (folder, _) in cells.items()}
-    todo = []
-    for name, cell in cells.items():
-        if sweep.is_finished(*cell):
-            ended(name, None)
-        else:
-            todo.append(cell)
-
-    def progress(folder: Path, error: str | None) -> None:
-        name = names[folder]
-        if isinstance(error, sweep.InUse):
-            raise RecordError(f"{error}: start the same command again when it has ended")
-        if error is not None and not may_fail(name, error):
-            raise TrainingError(f"{name}: {error}")
-        ended(name, error)
-
-    train(todo, progress)
+        self._trainer([cell for _, cell in todo.values()], progress)

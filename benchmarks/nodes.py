@@ -240,6 +240,7 @@ def node() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
     tasks |= {"race": _race, "island": _island, "collectives": _collectives, "fsdp": _fsdp}
+    tasks |= {"node_link": _node_link}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
@@ -286,6 +287,12 @@ def _race(**details: Any) -> dict[str, Any]:
 
 def _island(**details: Any) -> dict[str, Any]:
     from benchmarks.island_link import take
+
+    return take(**details)
+
+
+def _node_link(**details: Any) -> float:
+    from benchmarks.node_link import take
 
     return take(**details)
 

@@ -1,0 +1,219 @@
+"""Two nodes of two processes with a slow link between: bytes and seconds of a step of DDP.
+
+    python -m benchmarks.node_link            # Linux, root, iproute2
+
+Four processes (`benchmarks.nodes`), two of them on each side of one limited link; within a side
+nothing is limited. A GPT of 2 million parameters is trained with DistributedDataParallel: by DDP's
+own all-reduce, by torch's hooks, and by `regimes.attach`, once with each process as a worker
+(``nodes=False``, "flat") and once with each node (``nodes=2``). All methods live in the same
+processes and take their steps in turn, round by round.
+
+- *measured*: what the kernel has sent from a node over the link, headers included;
+- *predicted*: `regimes cost --nodes 2 --gpus 2`, with ``--worker device`` or ``node``: bytes from
+  the shapes alone; seconds from the step as it was measured on a link without a limit.
+
+All four share the cores of one machine, so that a step takes longer than on nodes of their own.
+Leaves ``benchmarks/node_link.json`` and ``node_link.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from regimes.records import provenance, write_output
+
+DDP = "DDP of torch"
+HALF = "fp16 hook of torch"  # its PowerSGD hook leaves the order of collectives to callbacks
+METHODS: dict[str, tuple[str, Any]] = {  # compressor and level, as `regimes cost` names them
+    "dense": ("dense", "dense"),
+    "8 bits": ("quantised-all-reduce", 8),
+    "4 bits": ("quantised-all-reduce", 4),
+    "PowerSGD 4": ("powersgd", 4),
+}
+WAYS = {"flat": (False, "device"), "nodes": (2, "node")}  # of `attach`, of `regimes cost`
+WARM, STEPS, ROUNDS, RATES = 3, 4, 5, (1000, 100)
+NODES, EACH, GOAL = 2, 2, 0.10
+SEQUENCE, BATCH, VOCABULARY = 32, 2, 256
+
+
+def rows_of() -> list[str]:
+    """The names of all methods."""
+    return [DDP, HALF, *(f"{method}, {way}" for method in METHODS for way in WAYS)]
+
+
+# -- on a process ----------------------------------------------------------------------------
+
+_jobs: dict[str, Any] = {}
+
+
+def take(method: str, steps: int) -> float:
+    """Some steps of a method on this process; seconds of one."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn import functional as F
+
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    if method not in _jobs:
+        _jobs[method] = _built(method)
+    net, optimizer = _jobs[method][:2]
+    dist.barrier()
+    began = time.perf_counter()
+    for step in range(steps):
+        draw = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        x = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=draw)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[:, :-1])[0].flatten(0, 1), x[:, 1:].flatten()).backward()
+        optimizer.step()
+    dist.barrier()
+    return (time.perf_counter() - began) / steps
+
+
+def _built(method: str) -> tuple[Any, ...]:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    import regimes
+    from benchmarks.island_link import model
+
+    torch.manual_seed(0)
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    if method == HALF:
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    name, _, way = method.partition(", ")
+    if name not in METHODS:
+        return net, optimizer
+    compressor, level = METHODS[name]
+    hook = regimes.attach(
+        net,
+        optimizer,
+        compressor={"name": compressor, **({} if level == "dense" else {"level": level})},
+        policy="static" if level == "dense" else None,
+        every=10**6,
+        nodes=WAYS[way][0],
+        record=regimes.RecordOptions(summary=False),
+    )
+    return net, optimizer, hook
+
+
+# -- the benchmark ---------------------------------------------------------------------------
+
+
+def predict(rows: dict[str, dict[str, Any]]) -> None:
+    """Bytes over the link in a step, and seconds at each rate, by `regimes cost`."""
+    from regimes.cost import from_model, methods
+    from regimes.cost.options import JobOptions
+    from regimes.network import Network
+
+    for method, (name, level) in METHODS.items():
+        parsed = methods.parse_method(name if level == "dense" else f"{name}:{level}")
+        for way, (_, worker) in WAYS.items():
+            row = rows[f"{method}, {way}"]
+            options = JobOptions(
+                "benchmarks.island_link:model",
+                step="1s",
+                nodes=NODES,
+                gpus=EACH,
+                worker=worker,  # type: ignore[arg-type]
+            )
+            job = replace(from_model.make_job(options, "gloo"), within=Network(1e12))
+            free = statistics.median(row["seconds"]["None"])
+            work = replace(methods.method_work(job, parsed), compute=free, compress=0.0)
+            row["predicted"] = float(job.bytes(work))
+            row["expected"] = {
+                rate: float(replace(job, between=Network(1e6 * float(rate))).seconds(work))
+                for rate in row["seconds"]
+                if rate != "None"
+            }
+
+
+def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
+    from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
+
+    names = rows_of()
+    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "measured": {}} for m in names}
+    with islands() as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
+        for method in names:
+            nodes.ask("node_link", method=method, steps=WARM)
+        for rate in (None, *rates):
+            limit_trunk(hubs, rate)
+            for turn in range(rounds):
+                for method in names:
+                    before = crossed(hubs[0])
+                    seconds = nodes.ask("node_link", method=method, steps=STEPS)
+                    sent = (crossed(hubs[0]) - before) / STEPS
+                    rows[method]["measured"].setdefault(str(rate), []).append(sent)
+                    rows[method]["seconds"].setdefault(str(rate), []).append(max(seconds))
+                print(f"link {rate}, round {turn}", flush=True)
+    predict(rows)
+    machine = {"cores": os.cpu_count(), "system": platform.platform()}
+    machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
+    return {"machine": machine, "rounds": rounds, "steps": STEPS, "rates": rates, "rows": rows}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    rows, rates, machine = result["rows"], result["rates"], result["machine"]
+    slow = str(rates[-1])
+    text = [
+        "This page compares DDP on two nodes of two processes: with each process as a worker "
+        "(flat) and with each node, beside DDP and torch's hooks. `python -m benchmarks.node_link` "
+        "measures; its docstring describes how.",
+        "",
+        f"| method | kB over the link, {slow} Mbit/s | kB predicted | predicted / measured |"
+        + "".join(f" ms at {rate} Mbit/s | of DDP's | predicted |" for rate in rates),
+        "|---|---:|---:|---:|" + "---:|---:|---:|" * len(rates),
+    ]
+    errors = {}
+    for method, row in rows.items():
+        measured = statistics.median(row["measured"][slow])
+        known = "predicted" in row
+        errors |= {method: row["predicted"] / measured - 1} if known else {}
+        cells = [method, f"{measured / 1e3:.0f}"]
+        cells += [f"{row['predicted'] / 1e3:.0f}" if known else "", ""]
+        cells[-1] = f"{row['predicted'] / measured:.3f}" if known else ""
+        for rate in map(str, rates):
+            own, dense = row["seconds"][rate], rows[DDP]["seconds"][rate]
+            share = statistics.median(a / b for a, b in zip(own, dense, strict=True))
+            cells += [f"{1e3 * statistics.median(own):.0f}", f"{share:.2f}"]
+            cells.append(f"{1e3 * row['expected'][rate]:.0f}" if known else "")
+        text.append("| " + " | ".join(cells) + " |")
+    worst = max(errors, key=lambda m: abs(errors[m]))
+    within = sum(abs(error) <= GOAL for error in errors.values())
+    text += [
+        "",
+        f"Predicted bytes are within {100 * GOAL:.0f} % for {within} of {len(errors)} methods; the "
+        f"largest difference is {100 * errors[worst]:+.1f} %, of {worst}. The kernel counts "
+        "headers and confirmations, which no prediction has. Seconds are medians of "
+        f"{result['rounds']} rounds of {result['steps']} steps; predicted ones add the link to "
+        "the step as it was on a link without a limit. "
+        f"{machine['processor']}, {machine['cores']} cores that four processes and others share "
+        f"(load average {machine['load']:.0f}).",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    chosen = parser.parse_args()
+    result = measure(chosen.rounds, chosen.rates)
+    write_output(chosen.out / "node_link.json", json.dumps(result, indent=1) + "\n")
+    write_output(chosen.out / "node_link.md", markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()

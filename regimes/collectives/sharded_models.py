@@ -41,6 +41,38 @@ def describe_sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
     ]
 
 
+def divided_dimension(tensor: Tensor) -> int:
+    """The dimension along which a DTensor is divided; 0 where it is not."""
+    places: Any = getattr(tensor, "placements", ())
+    return next((place.dim for place in places if place.is_shard()), 0)
+
+
+def reduce_within(groups: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    """Let FSDP2 reduce gradients among the shards of a replica alone, in parameter groups whose
+    mesh has replicas, too (HSDP). Returns what `reduce_everywhere` puts back."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+    kept = []
+    for group in groups:
+        info, after = group.mesh_info, group.post_forward_mesh_info
+        if isinstance(info, common.HSDPMeshInfo):
+            inside = common.FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+            separate = getattr(info, "reduce_scatter_process_group", None)
+            if separate is not None:
+                inside.reduce_scatter_process_group = separate
+            kept.append((group, info, after))
+            # torch compares both, to know where weights are gathered again
+            group.post_forward_mesh_info = inside if after is info else after
+            group.mesh_info = inside
+    return kept
+
+
+def reduce_everywhere(kept: Sequence[tuple[Any, Any, Any]]) -> None:
+    """The inverse of `reduce_within`."""
+    for group, info, after in kept:
+        group.mesh_info, group.post_forward_mesh_info = info, after
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     """Is it divided over a mesh, or copied?"""
     from torch.distributed.tensor import DTensor

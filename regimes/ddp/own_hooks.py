@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regimes.collectives.group import on_mesh
+from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import local_part
 from regimes.ddp.applied import remove_hooks
-from regimes.ddp.source import after_backward, layers_of
+from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
-from regimes.job.refit import list_names
 
 BUCKET = 25 * 2**20  # bytes, as DDP's, of a shard if there are several
 ATTACHED = "this model has a hook already: attach it once, or call close() of the first one before"
@@ -29,6 +29,7 @@ EARLY = (
     "an optimiser has stepped within the backward pass, or a hook has cleared a gradient there, "
     "before replicas have exchanged it: step after backward()"
 )
+EVERYONE = 1 - 1e-3  # a share of all processes, as it is rounded
 attached_models: WeakSet[nn.Module] = WeakSet()
 
 
@@ -40,6 +41,9 @@ class DividedGradients:
         advice: what to do when a gradient comes twice in one backward pass.
         arrived: layers with a gradient that this backward pass has completed.
         idle: layers that no process has used in it.
+        missing: layers without a gradient on this process, by the rows that it hands over instead:
+            zeros, or what ``.grad`` has from passes before.
+        waiting: layers whose ``.grad`` has what passes without an exchange have added to it.
     """
 
     ignored: Collection[str] = ()
@@ -51,6 +55,7 @@ class DividedGradients:
         self,
         network: nn.Module,
         parameters: dict[str, nn.Parameter],
+        layers: list[Layer],
         local: list[Tensor],
         replicas: Any,
         mesh: Any,
@@ -66,13 +71,15 @@ class DividedGradients:
             raise ConfigError(ATTACHED)
         self._network, self.parameters, self.local = ref(network), parameters, local
         self._replicas, self.mesh = replicas, mesh
-        self.layers = layers_of(parameters)
+        self.layers = layers
         self.names, self.device = list(parameters), local[0].device
         self.config: dict[str, Any] = {}
         self.handles: list[RemovableHandle] = []
         self.arrived: set[int] = set()
         self.idle: set[int] = set()
-        self.missing: set[int] = set()
+        self.missing: dict[int, Tensor] = {}
+        self.waiting: set[int] = set()
+        self.postponed = (-1, False)  # the last pass, and whether a later one exchanges
         self.backward = -1  # the autograd engine's number of the pass under way
 
     @property
@@ -89,6 +96,10 @@ class DividedGradients:
     def local_gradient(self, parameter: Any) -> Tensor:
         """This process's part of a gradient that is complete."""
         raise NotImplementedError
+
+    def is_postponed(self) -> bool:
+        """Asked in each pass: does a later one exchange what it adds to ``.grad``?"""
+        return False
 
     def start_alike(self) -> None:
         """Make the replicas' models the same; from now on this model has a hook."""
@@ -116,6 +127,13 @@ class DividedGradients:
     def _receive_gradient(self, layer: int, parameter: Any) -> None:
         """A gradient is complete."""
         now = torch._C._current_graph_task_id()
+        if now != self.postponed[0]:
+            self.postponed = now, self.is_postponed()
+            if self.postponed[1]:  # before .grad becomes the sum of several passes
+                self.receiver.approach_pass(layer)
+        if self.postponed[1]:
+            self.waiting.add(layer)
+            return
         if now != self.backward or not self.arrived:
             self.receiver.approach_pass(layer)
             self._begin_pass(now)
@@ -133,7 +151,7 @@ class DividedGradients:
         # Twice, so that it comes after the callbacks of all FSDP2 modules, the last of which are
         # queued during backward: they may complete gradients.
         after_backward(lambda: after_backward(self._finish_pass))
-        self.backward, self.arrived, self.idle, self.missing = now, set(), set(), set()
+        self.backward, self.arrived, self.idle, self.missing = now, set(), set(), {}
         self.receiver.begin_step()
 
     @torch.no_grad()
@@ -146,11 +164,20 @@ class DividedGradients:
 
     def end_exchange(self) -> None:
         """The end of backward: wait until the aggregated gradients are in ``.grad``."""
-        self.missing = set(range(len(self.names))) - self.arrived
-        if self.missing:  # all processes exchange all layers, used or not
-            missing = {i: torch.zeros_like(self.local[i])[None] for i in self.missing}
-            self.receiver.add_gradients(missing)
+        rest, parameters = {*range(len(self.names))} - self.arrived, [*self.parameters.values()]
+        self.missing = {i: self._rows_without(i) for i in rest - self.waiting}
+        if rest:  # all processes exchange all layers, used or not
+            own = {i: self.local_gradient(parameters[i])[None] for i in rest & self.waiting}
+            self.receiver.add_gradients(own | self.missing)
+        self.waiting = set()
         self.receiver.finish_step()
+
+    def _rows_without(self, layer: int) -> Tensor:
+        """What this process hands over of a layer that it has not used, ``[1, *shape]``."""
+        parameter = [*self.parameters.values()][layer]
+        if parameter.grad is None:
+            return torch.zeros_like(self.local[layer])[None]
+        return self.local_gradient(parameter).clone()[None]
 
     def release_gradients(self) -> None:
         pass
@@ -162,14 +189,18 @@ class DividedGradients:
                 marks[place].fill_(1.0)  # a list would have to be copied to a GPU
         return marks
 
+    @torch.no_grad()
     def note_unused(self, shares: Mapping[int, float]) -> None:
-        some = [self.names[i] for i, x in shares.items() if 0 < x < 1]
-        if some:
-            raise ConfigError(
-                f"some processes have used {list_names(some)} in this step and others have not: "
-                "all take the same path through the model, or add 0 times its output to the loss"
-            )
-        self.idle |= {i for i, x in shares.items() if x > 0}
+        """Where another replica has used a layer, as an expert that had tokens there alone, this
+        one's gradient counts as zero, and the shared one is its, too."""
+        self.idle |= {i for i, x in shares.items() if x > EVERYONE}
+        parameters = [*self.parameters.values()]
+        for i, rows in self.missing.items():
+            if i not in self.idle:
+                parameter = parameters[i]
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self.local_gradient(parameter).copy_(rows[0])
 
     def unwritten_layers(self) -> set[int]:
         return self.idle

@@ -7,7 +7,6 @@ ours. ``.grad`` is overwritten with the aggregated gradient before backward ends
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -15,13 +14,17 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
 from regimes.collectives.sharded_models import (
     PresentParameters,
     all_param_groups,
     describe_sharding,
+    divided_dimension,
     local_part,
     mesh_fault,
+    reduce_everywhere,
+    reduce_within,
 )
 from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
@@ -33,17 +36,15 @@ WRITE = (
 )
 
 
+DIVIDED = ("rows", "S(")  # how a parameter is divided: along its first or another dimension
 ALL_REDUCE = (
-    "set_requires_all_reduce(False) has no effect with attach_replicas: replicas exchange "
-    "their gradients in each backward pass that reduces them, and each is counted as a step; use "
-    "set_requires_gradient_sync(False) for all passes of a step but the last"
+    "set_requires_all_reduce(False) holds for some modules and not for others in this backward "
+    "pass: replicas exchange all layers together, so call it on the whole model"
 )
 
 
 class ShardedGradients(DividedGradients):
     """The gradients of the rows that this process holds."""
-
-    warned = False
 
     advice = (
         "shard a module around all of its calls with fully_shard, or use "
@@ -64,13 +65,24 @@ class ShardedGradients(DividedGradients):
                 f'the mesh of replicas: got {got}, expected one dimension, mesh["replicate"]: '
                 f"{WRITE}"
             )
-        parameters = _sharded_parameters(network)
-        mesh, local = _one_mesh(parameters), [local_part(p) for p in parameters.values()]
-        super().__init__(network, parameters, local, replicas, mesh)
+        parameters = _sharded_parameters(network, replicas)
+        mesh, local = _one_mesh(parameters), [rows_of(p, p) for p in parameters.values()]
+        layers = [Layer(name, _shape(p)) for name, p in parameters.items()]
+        super().__init__(network, parameters, layers, local, replicas, mesh)
         check_rows(parameters, self.local, self.mesh)
         self.bucket_bytes = BUCKET * self.mesh.size()
         self.param_groups = all_param_groups(network)
         self.present = PresentParameters(self.param_groups, parameters)
+
+    def refuse_columns(self) -> None:
+        """Raise ConfigError unless each parameter is divided by its rows, over a mesh of one
+        dimension, as the movements of local steps need."""
+        for name, parameter in self.parameters.items():
+            if describe_sharding(parameter)[1] not in (["rows"], ["copies"]):  # type: ignore[index]
+                raise ConfigError(
+                    f"parameter {name!r} is not divided by its rows, over one dimension of a mesh, "
+                    'as local steps need: fully_shard(model, mesh=mesh["shard"])'
+                )
 
     def start_alike(self) -> None:
         super().start_alike()
@@ -80,6 +92,7 @@ class ShardedGradients(DividedGradients):
 
     def connect_receiver(self, receiver: Any) -> None:
         super().connect_receiver(receiver)
+        self.native = reduce_within(self.param_groups)
         self._multiply_sums()
         self.handle = self.network.register_forward_pre_hook(
             lambda *_: None if torch.compiler.is_compiling() else self._begin_forward()
@@ -95,8 +108,13 @@ class ShardedGradients(DividedGradients):
     def close(self) -> None:
         super().close()
         self.handle.remove()
+        reduce_everywhere(self.native)
+        native = {id(group) for group, *_ in self.native}
         for group in self.param_groups:
             hook = group._all_reduce_hook
+            if id(group) in native:  # whose replicas torch's HSDP averages again
+                group._all_reduce_hook = hook.own if isinstance(hook, BetweenReplicas) else hook
+                continue
             if not isinstance(hook, BetweenReplicas):
                 hook = group._all_reduce_hook = BetweenReplicas(group, self._replicas)
             hook.averages = True
@@ -129,11 +147,14 @@ class ShardedGradients(DividedGradients):
                 "set_gradient_divide_factor or set_all_reduce_hook was called between the forward "
                 "and the backward pass, or in a compiled model after attach: call it before attach"
             )
-        alone = [x for x in self.param_groups if x.reduce_grads and not x.all_reduce_grads]
-        if alone and not self.warned and self._world.rank == 0:
-            self.warned = True
-            warnings.warn(ALL_REDUCE, stacklevel=2)
         super()._begin_pass(now)
+
+    def is_postponed(self) -> bool:
+        """Passes with ``set_requires_all_reduce(False)`` reduce within replicas alone."""
+        kinds = {x.all_reduce_grads for x in self.param_groups if x.reduce_grads}
+        if len(kinds) > 1:
+            raise ConfigError(ALL_REDUCE)
+        return kinds == {False}
 
     def shared_facts(self) -> dict[str, Any]:
         kinds = [str(p.dtype) for p in self.parameters.values()]
@@ -141,7 +162,19 @@ class ShardedGradients(DividedGradients):
 
     def local_gradient(self, parameter: Any) -> Tensor:
         """This process's rows of a gradient that FSDP2 has reduced within the replica."""
-        return local_part(parameter.grad)
+        return rows_of(parameter.grad, parameter)
+
+
+def rows_of(tensor: Any, parameter: Any) -> Tensor:
+    """This process's part of a parameter, or of its gradient, as rows: the dimension along which it
+    is divided comes first."""
+    return local_part(tensor).movedim(divided_dimension(parameter), 0)
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    """The shape of the whole layer, whose rows are divided."""
+    divided, shape = divided_dimension(parameter), tuple(parameter.shape)
+    return (shape[divided], *shape[:divided], *shape[divided + 1 :])
 
 
 class BetweenReplicas:
@@ -184,7 +217,7 @@ def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:
     return {plain[name].replace(CHECKPOINT, ""): p for name, p in named.items()}
 
 
-def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+def _sharded_parameters(network: nn.Module, replicas: Any) -> dict[str, nn.Parameter]:
     """`named_trainable`, of a model that is divided within replicas.
 
     Raises:
@@ -199,11 +232,14 @@ def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
                 f"after its blocks, and attach before the first step: {WRITE}"
             )
         mesh, ways = found
-        if ways == ["copies", "rows"]:
-            raise ConfigError(
-                f"parameter {name!r} is sharded over a mesh of {mesh.ndim} dimensions, where FSDP2 "
-                f"exchanges between replicas itself, uncompressed: write {WRITE}"
-            )
+        if len(ways) == 2 and ways[0] == "copies" and ways[1].startswith(DIVIDED):
+            between = Group.of_torch(mesh.get_group(0)).ranks
+            if mesh.mesh_dim_names is None or between != Group.of_torch(replicas.get_group()).ranks:
+                raise ConfigError(
+                    f"parameter {name!r} is sharded over a mesh of two dimensions, of which the "
+                    f"first must be the one between replicas, by name: write {WRITE}"
+                )
+            continue
         if ways == ["copies"] and mesh.size() > 1:
             raise ConfigError(
                 f"parameter {name!r} has copies on {mesh.size()} processes, between which replicate"
@@ -219,7 +255,7 @@ def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
                 "fully_shard alone, or use tensor parallelism with DistributedDataParallel: "
                 f"{WRITE}"
             )
-        if ways not in (["rows"], ["copies"]):
+        if ways != ["copies"] and not (len(ways) == 1 and ways[0].startswith(DIVIDED)):
             raise ConfigError(
                 f"parameter {name!r} is divided as {', '.join(ways)}: the hook needs its rows "
                 "divided over one dimension of a mesh, as fully_shard does by default"
@@ -230,9 +266,15 @@ def _sharded_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 CHECKPOINT = "_checkpoint_wrapped_module."  # of torch's checkpoint_wrapper
 
 
+def _within(parameter: nn.Parameter) -> Any:
+    """The mesh over which a parameter is divided, one dimension of HSDP's."""
+    mesh = (describe_sharding(parameter) or [None])[0]
+    return mesh if mesh is None or mesh.ndim == 1 else mesh[mesh.mesh_dim_names[1]]
+
+
 def _one_mesh(parameters: Mapping[str, nn.Parameter]) -> Any:
     """The mesh within a replica, which all parameters share."""
-    meshes = {name: (describe_sharding(p) or [None])[0] for name, p in parameters.items()}
+    meshes = {name: _within(p) for name, p in parameters.items()}
     first = next(iter(meshes.values()))
     for name, mesh in meshes.items():
         if mesh != first:

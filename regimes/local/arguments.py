@@ -170,6 +170,7 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
         found = Trained(parameters, [p.data for p in parameters.values()])
     else:
         source = ShardedGradients(model, replicas)
+        source.refuse_columns()
         found = Trained(source.parameters, source.local, source)
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if stepped != {id(p) for p in found.parameters.values()}:

@@ -329,7 +329,7 @@ def test_what_is_measured_of_shards_is_that_of_whole_layers(compressor: str) -> 
 
 SAID = {
     "no replicas": "got a model of fully_shard (FSDP2): it keeps a part of the parameters",
-    "a native mesh of two dimensions": "sharded over a mesh of 2 dimensions, where FSDP2 exchanges",
+    "shards of a native mesh": "of which the first must be the one between replicas, by name",
     "the whole mesh": "the mesh of replicas: got a mesh of 2 dimensions, expected one dimension",
     "a name": "the mesh of replicas: got a str, expected one dimension",
     "the mesh of the shards": "`replicas` must be the mesh's other dimension",
@@ -338,14 +338,14 @@ SAID = {
     "FSDP1": "is not sharded: call fully_shard on the whole model",
     "blocks only": "parameter 'conv.weight' is not sharded: call fully_shard on the whole model",
     "two meshes": "parameter 'inner.weight' is sharded over another mesh than 'conv.weight'",
-    "columns": "parameter 'weight' is divided as S(1): the hook needs its rows divided",
+    "columns": "parameter 'weight' is not divided by its rows, over one dimension of a mesh",
+    "local steps of a native mesh": "is not divided by its rows, over one dimension of a mesh",
     "twice": "this model has a hook already: attach it once",
     "frozen": "the model has no parameter to train: there is nothing to exchange",
     "half": "is of type torch.float16: the hook needs float32, float64 or bfloat16",
     "meta": "parameter 'weight' is on the device meta: attach after model.to_empty()",
     "seeds": "process 2 has seed = 1, process 0 has seed = 0",
     "a whole state": "full_state_dict: this model is sharded, and no process holds whole layers",
-    "paths differ": "some processes have used 'side.bias', 'side.weight' in this step and others",
 }
 
 

@@ -35,9 +35,15 @@ def two_meshes(mesh: Mesh) -> None:
     hook(fully_shard(net, mesh=mesh["shard"]), mesh)
 
 
+def local(net: Any, mesh: Mesh) -> None:
+    regimes.local_steps(
+        net, torch.optim.SGD(net.parameters(), 0.1), replicas=mesh["replicate"], policy=2
+    )
+
+
 def columns(mesh: Mesh) -> None:
     net = nn.Linear(4, 6, bias=False)
-    hook(fully_shard(net, mesh=mesh["shard"], shard_placement_fn=lambda _: Shard(1)), mesh)
+    local(fully_shard(net, mesh=mesh["shard"], shard_placement_fn=lambda _: Shard(1)), mesh)
 
 
 def blocks_only(mesh: Mesh) -> None:
@@ -63,13 +69,6 @@ def on_meta(mesh: Mesh) -> None:
     hook(fully_shard(net, mesh=mesh["shard"]), mesh)
 
 
-def paths_differ(mesh: Mesh) -> None:
-    net = sharded(mesh)
-    hook(net, mesh, levels={"low": 2, "high": 1})
-    x, replica = torch.randn(2, 2, 4, 4), mesh["replicate"].get_local_rank()
-    net(x, side=replica == 0).sum().backward()
-
-
 def saved_whole(mesh: Mesh) -> None:
     hook(sharded(mesh), mesh).full_state_dict()
 
@@ -81,8 +80,8 @@ def fsdp1(mesh: Mesh) -> None:
 
 WAYS: dict[str, Callable[[Mesh], Any]] = {
     "no replicas": lambda mesh: regimes.attach(sharded(mesh), policy="accordion"),
-    "a native mesh of two dimensions": lambda mesh: hook(
-        hsdp.shard(hsdp.build(CASE), CASE, mesh), mesh
+    "shards of a native mesh": lambda mesh: regimes.attach_replicas(
+        hsdp.shard(hsdp.build(CASE), CASE, mesh), mesh["shard"], policy="accordion"
     ),
     "the whole mesh": lambda mesh: regimes.attach_replicas(sharded(mesh), mesh, policy="accordion"),
     "a name": lambda mesh: regimes.attach_replicas(sharded(mesh), "replicate", policy="accordion"),
@@ -101,7 +100,9 @@ WAYS: dict[str, Callable[[Mesh], Any]] = {
     "meta": on_meta,
     "seeds": lambda mesh: hook(sharded(mesh), mesh, seed=mesh["replicate"].get_local_rank()),
     "a whole state": saved_whole,
-    "paths differ": paths_differ,
+    "local steps of a native mesh": lambda mesh: local(
+        hsdp.shard(hsdp.build(CASE), CASE, mesh), mesh
+    ),
 }
 
 

@@ -80,7 +80,6 @@ def without_effect(rank: int) -> list[list[str]]:
     """The warnings of three passes with each of torch's options."""
     found = []
     for way, option in (
-        ("replicas", "set_requires_all_reduce"),
         ("shards", "set_separate_reduce_scatter_group"),
         ("replicas", ""),
         ("shards", ""),

@@ -59,6 +59,7 @@ class ImageTask:
         """``data`` in place of the images that the configuration names."""
         self.images = data or images.load_images(config.data)
         self.digest, self.size = self.images.digest, len(self.images.train_y)
+        self.channels_last = config.channels_last
         self.loss: Loss = classification_loss
         if config.label_smoothing:
             smoothed = partial(classification_loss, smoothing=config.label_smoothing)
@@ -112,7 +113,9 @@ class ImageTask:
         model.eval()
         self.images, sums = self.images.with_test_on(device), {}
         share = slice(evaluators.rank, None, evaluators.processes)
-        batches = images.evaluation_batches(self.images, 500, device, dtype, split, share)
+        batches = images.evaluation_batches(
+            self.images, 500, device, dtype, split, share, self.channels_last
+        )
         for number, (x, y) in zip(task.own_batches(evaluators), batches, strict=False):
             logits = full_precision(model(x))
             loss = F.cross_entropy(logits, y, reduction="sum").double()

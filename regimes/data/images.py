@@ -222,13 +222,14 @@ def evaluation_batches(
     dtype: torch.dtype = torch.float32,
     split: Split = "test",
     share: slice = slice(None),
+    channels_last: bool = False,
 ) -> Iterator[tuple[Float[Tensor, "b c h w"], Int64[Tensor, " b"]]]:
     """Yield batches of a split in stored order, never augmented.
 
     Raises:
         DataError: nothing was held out for validation.
     """
-    normalise = Normaliser(images, device, dtype)
+    normalise = Normaliser(images, device, dtype, channels_last)
     held = (images.test_x, images.test_y) if split == "test" else images.validation
     if held is None:
         raise DataError("there are no images for validation: set data.validation_size")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from image_trees import rows
 from PIL import Image
 
-from regimes.config import DataConfig
+from regimes.config import DataConfig, RunConfig
+from regimes.data.classification import ImageTask
 from regimes.data.images import ImageBatches, Images, evaluation_batches, load_images
 from regimes.data.sources import read_images
 from regimes.errors import ConfigError, DataError
@@ -172,6 +173,20 @@ def test_normalisation():
         next(evaluation_batches(pictures, 9, dtype=torch.bfloat16))[0],
         next(evaluation_batches(pictures, 9))[0].bfloat16(),
     )
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_evaluation_has_the_layout_of_training(last):
+    seen = []
+
+    class Layout(torch.nn.Module):
+        def forward(self, x):
+            seen.append(x.is_contiguous(memory_format=torch.channels_last))
+            return x.mean((1, 2, 3))[:, None].expand(-1, 10)
+
+    task = ImageTask(RunConfig(channels_last=last), numbered(40, 3, 8, 8))
+    task.evaluate(Layout(), torch.device("cpu"), torch.float32)
+    assert seen == [last]
 
 
 def test_evaluation_takes_each_image_once_and_in_order():

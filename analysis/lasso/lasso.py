@@ -81,13 +81,33 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
         if below is not None:
             _draw_network(axes[1, 0], axes[1, 1], below, runs[0])
             words += " " + _write_network_caption(below, runs)
-        add_headline(
-            fig, "Lemma 1 in a LASSO: how sparse the mean gradient is, and how much noise hides it"
-        )
+        add_headline(fig, _title(s, above[1], below))
         style.add_caption(fig, words)
     return style.Drawing(
         fig, pd.concat([*above, *([below] if below is not None else [])], ignore_index=True)
     )
+
+
+def _title(s: Setting, chances: pd.DataFrame, below: pd.DataFrame | None) -> str:
+    """How careful the lemma's bound is, whether noise hides the mean at the solution, and how
+    concentrated a network's noise is beside its mean."""
+    by = chances.pivot(index="x", columns="series", values="mean")
+    sure = by.index[by["halfway: noise below γ"] >= 1 - s.epsilon]
+    bound = largest_sigma(s.halfway, s.n, s.epsilon)
+    said = "The lemma's bound on the noise is nowhere right halfway to the solution"
+    if len(sure) and bound:
+        times = f"{float(sure.max()) / bound:.2g}"
+        said = (
+            f"Halfway to the solution the lemma's bound on the noise is {times} times too careful"
+        )
+    if by["at the solution: noise below γ"].max() < s.epsilon:
+        said += "; at the solution noise always hides the mean"
+    if below is not None:
+        whole = below[~below["panel"].str.endswith(" in layers")]
+        shares = whole.groupby("series")["mean"].mean()
+        mean, noise = (f"{100 * shares[f'{name}-top10']:.0f} %" for name in ("mean", "null"))
+        said += f"; of a network's mean {mean} of the energy are in its top 10 %, of noise {noise}"
+    return said
 
 
 def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:

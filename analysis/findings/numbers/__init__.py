@@ -10,6 +10,7 @@ from . import (
     differences,
     ladders,
     laws,
+    moments,
     pulses,
     ranges,
     settings,
@@ -18,6 +19,7 @@ from . import (
 
 NUMBERS = number_functions(
     authors,
+    moments,
     differences,
     tournaments,
     ladders,

@@ -87,14 +87,17 @@ def divide_devices(
 ) -> State:
     """This device's part of the state of its worker."""
     each, own = devices_of(world), own_part(state)
+    table, first = state["layers"], world.shard == 0
     saved = own.pop("devices", [{key: own[key] for key in ("traffic", "meter")}])
-    table, part = state["layers"], {**own, "process": world.rank}
+    part = {**own, "process": world.rank}
     if each == len(saved):
         part |= {key: saved[world.shard][key] for key in ("traffic", "meter")}
-        table = with_column(table, "memory", saved[world.shard].get("memory", {}))
     else:
-        part |= _counts(saved, first=world.shard == 0)
-        table = with_column(table, "memory", _memories(table, world, layers, compressors))
+        traffic = [sum(x) for x in zip(*(x["traffic"] for x in saved), strict=True)]
+        part |= {"traffic": traffic if first else [0.0, 0], "meter": sum_meters(saved, first)}
+    known = get_column(table, "memory")
+    memories = [x.get("memory", known) for x in saved]
+    table = with_column(table, "memory", shard_memories(memories, world, layers, compressors))
     if each > 1:
         here = {layer.name: layer.on(world.shard, each).shard for layer in layers}
         owed = get_column(own["layers"], "residual")
@@ -125,27 +128,37 @@ def _rows(here: Mapping[str, Shard | None], name: str) -> slice:
     return slice(None) if shard is None else shard.here
 
 
-def _counts(saved: Sequence[Mapping[str, Any]], first: bool) -> dict[str, Any]:
-    """What a worker has sent, once: for the first of its devices."""
-    total = Meter(torch.float32, 1)
-    for own in saved if first else ():
-        meter = Meter(torch.float32, 1)
-        meter.load_state_dict(own["meter"])
-        total.add_counts(meter)
-    counts = total.state_dict()
-    meter = saved[0]["meter"]  # the same kinds on all devices, which are added up
-    counts |= {"calls": meter["calls"], "sent": dict.fromkeys(meter["sent"], 0) | counts["sent"]}
-    traffic = [sum(x) for x in zip(*(own["traffic"] for own in saved), strict=True)]
-    return {"traffic": traffic if first else [0.0, 0], "meter": counts}
+def sum_meters(parts: Sequence[Mapping[str, Any]], first: bool) -> dict[str, Any]:
+    """The meters of a worker's shards for one of another number of them: what the worker has sent,
+    once, for the first."""
+    total, meter = Meter(torch.float32, 1), parts[0]["meter"]
+    for part in parts if first else ():
+        own = Meter(torch.float32, 1)
+        own.load_state_dict(part["meter"])
+        total.add_counts(own)
+    counts = total.state_dict()  # the same kinds on all, which are added up
+    return counts | {
+        "calls": meter["calls"],
+        "sent": dict.fromkeys(meter["sent"], 0) | counts["sent"],
+    }
 
 
-def _memories(
-    table: State, world: World, layers: Sequence[Layer], compressors: Sequence[Compressor]
+def shard_memories(
+    saved: Sequence[Mapping[str, Any]],
+    world: World,
+    layers: Sequence[Layer],
+    compressors: Sequence[Compressor],
 ) -> dict[str, Any]:
-    """Memories of layers whose shards are compressed by themselves, on other shards: empty ones
-    that count on."""
-    saved, fresh = get_column(table, "memory"), {}
+    """The memories of this shard, by layer, from those of all shards of a worker. Where there were
+    as many others, those of layers whose shards are compressed by themselves are empty ones that
+    count on."""
+    if len(saved) == world.shards:
+        return dict(saved[world.shard])
+    memories, fresh = dict(saved[0]), {}
     for layer, compressor in zip(world.local_layers(layers), compressors, strict=True):
-        if layer.name in saved and not compressor.joins_shards:
+        if layer.name in memories and not compressor.joins_shards:
             fresh[layer.name] = compressor.init(layer, 0).shared_state()
-    return restart_memories(saved, fresh)
+    memories |= restart_memories(memories, fresh)
+    for name in fresh:  # random numbers must not be drawn again
+        memories[name]["step"] = max(shard[name]["step"] for shard in saved)
+    return memories

@@ -9,7 +9,6 @@ replica: the record's pending rows are there.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,12 @@ from torch import Tensor
 
 from regimes.collectives.layers import Layer
 from regimes.collectives.sharded_models import local_part, saved_names, sharded_tensor
-from regimes.compression.bucket import restart_memories
+from regimes.ddp.node_state import shard_memories, sum_meters
 from regimes.errors import ConfigError
-from regimes.job.move_residuals import Residuals, residuals_for
+from regimes.job.move_residuals import Residuals, overlaps, residuals_for
 from regimes.job.process_states import pack_state, unpack_state
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import (
-    Part,
     by_layer,
     check_format,
     get_column,
@@ -126,7 +124,7 @@ class ShardedState:
                 **own,
                 "layers": by_layer(residual=owed),
                 "sums": {},
-                "meter": own["meter"] if alike else _redistribute_meters(by_shard, here),
+                "meter": own["meter"] if alike else sum_meters(by_shard, first=not here),
             }
             if state.pop("summed"):
                 sums = [local_part(saved[f"sums/{x.name}"]) for x in hook.layers]
@@ -134,7 +132,12 @@ class ShardedState:
                 ordered = [torch.empty_like(t, dtype=sums[0].dtype) for t in hook.source.local]
                 torch._foreach_copy_(ordered, sums)
                 part["sums"] = {"update": ordered}
-            memories = self._shard_memories([get_column(p["layers"], "memory") for p in by_shard])
+            memories = shard_memories(
+                [get_column(p["layers"], "memory") for p in by_shard],
+                world,
+                hook.layers,
+                hook.reducer.compressors,
+            )
             table = with_column(state["layers"], "memory", memories)
             state |= {"workers": world.workers, "layers": table, "parts": [part]}
             state = place_state(state, world.rank, world.processes, world.hosted)
@@ -158,25 +161,7 @@ class ShardedState:
     def _saved_sources(self) -> list[int]:
         """The saved replicas that this one continues: itself, if there were as many."""
         world = self.hook.world
-        first, stop = (x * self.replicas for x in (world.hosted[0], world.hosted[-1] + 1))
-        return [*range(first // world.workers, -(-stop // world.workers))]
-
-    def _shard_memories(self, by_shard: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """This shard's; where there were as many others, or a shard's memory is its own, empty ones
-        that count on."""
-        hook, world = self.hook, self.hook.world
-        if len(by_shard) == world.shards:
-            return dict(by_shard[world.rank % world.shards])
-        memories = {}
-        for layer, c in zip(world.local_layers(hook.layers), hook.reducer.compressors, strict=True):
-            if c.joins_shards:
-                memories[layer.name] = by_shard[0][layer.name]
-                continue
-            steps = max(memory[layer.name]["step"] for memory in by_shard)
-            fresh = {layer.name: c.init(layer, 0).shared_state()}
-            memories |= restart_memories(by_shard[0], fresh)
-            memories[layer.name]["step"] = steps
-        return memories
+        return [*overlaps(world.hosted[0], world.workers, self.replicas)]
 
     def _sums_known(self) -> bool:
         return self.hook._norm_sums().keys() <= {"update"}
@@ -192,21 +177,6 @@ class ShardedState:
 
     def _as_sharded(self, rows: Tensor, shape: Sequence[int]) -> Any:
         return sharded_tensor(rows, self.hook.source.mesh, shape)
-
-
-def _redistribute_meters(by_shard: Sequence[Part], here: int) -> dict[str, Any]:
-    """Meters saved with another number of shards, for one of this job's: the sum for the first,
-    zero for the others."""
-    first = by_shard[0]["meter"]
-    if here:  # the same kinds: they are added up over shards
-        return {"layers": {}, "calls": first["calls"], "sent": dict.fromkeys(first["sent"], 0)}
-    layers: dict[int, list[float]] = {}
-    sent: Counter[str] = Counter()
-    for meter in (part["meter"] for part in by_shard):
-        sent.update(meter["sent"])
-        for i, counts in meter["layers"].items():
-            layers[i] = [a + b for a, b in zip(layers.get(i, [0, 0]), counts, strict=True)]
-    return {"layers": layers, "calls": first["calls"], "sent": dict(sent)}
 
 
 def _saved_replicas(saved: Any) -> int:

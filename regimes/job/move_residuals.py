@@ -71,7 +71,7 @@ def _rows_for(
     if count == saved:
         own = [row[worker] for worker in workers]
     else:
-        needed = {old for worker in workers for old in _overlaps(worker, count, saved)}
+        needed = {old for worker in workers for old in overlaps(worker, count, saved)}
         if lacking := needed - row.keys():
             raise LookupError(f"no residual of worker {min(lacking)}")
         old = [row.get(worker) for worker in range(saved)]
@@ -89,20 +89,20 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
     known = next((tensor for tensor in old if tensor is not None), None)
     if known is None:
         return None
-    overlaps = _overlaps(worker, workers, len(old))
+    parts = overlaps(worker, workers, len(old))
     # a part inside one old part has weight 1: a copy, bit for bit
-    unit = math.gcd(*overlaps.values())
+    unit = math.gcd(*parts.values())
     total = torch.zeros_like(known)
-    for i, overlap in overlaps.items():
+    for i, overlap in parts.items():
         if (tensor := old[i]) is not None:
             total.add_(tensor, alpha=overlap // unit)
     return total.div_(len(old) // unit)
 
 
-def _overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
-    """The ``old`` workers whose parts of [0, 1) overlap with that of one of ``workers``, and by how
-    much: [0, 1) has ``old * workers`` ticks, a part of an old worker ``workers`` of them, a part of
-    a new one ``old``."""
+def overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
+    """The ``old`` workers from which one of ``workers`` takes over what they owe, because their
+    parts of [0, 1) overlap, and by how much: [0, 1) has ``old * workers`` ticks, a part of an old
+    worker ``workers`` of them, a part of a new one ``old``."""
     start, stop = worker * old, (worker + 1) * old
     first, last = start // workers, (stop - 1) // workers
     return {

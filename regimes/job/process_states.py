@@ -14,7 +14,7 @@ import torch
 from regimes.collectives.sharded_models import saved_names
 from regimes.errors import ConfigError
 from regimes.job.attached import AttachedJob
-from regimes.job.move_residuals import Residuals, on_process
+from regimes.job.move_residuals import Residuals, on_process, overlaps
 from regimes.job.refit import damage_refused
 from regimes.job.state import State, get_column, owed_table, own_part, with_owed
 
@@ -81,13 +81,12 @@ class ProcessStates:
         self.job._load_own(state, self.branch)
         self.processes = world.processes
 
-    def _saved_sources(self) -> range:
+    def _saved_sources(self) -> list[int]:
         """The saved processes from which this one takes over what they owe."""
-        rank, processes = self.job.world.rank, self.job.world.processes
-        if self.job.world.node:  # each has rows of a worker
-            return range(self.processes)
-        first, stop = rank * self.processes, (rank + 1) * self.processes
-        return range(first // processes, -(-stop // processes))
+        world = self.job.world
+        if world.node:  # each has rows of a worker
+            return [*range(self.processes)]
+        return [*overlaps(world.rank, world.processes, self.processes)]
 
     def _regroup_states(self, states: Sequence[State], owed_by: Mapping[int, Residuals]) -> State:
         """The state of this process, from the states of another number of processes.

@@ -21,11 +21,15 @@ def loaded(saved: int, shards: int, rank: int, monkeypatch: pytest.MonkeyPatch) 
     """The meter of one process of a replica of so many shards, saved by another number of them."""
     monkeypatch.setattr(sharded_state, "place_state", lambda state, *_: state)
     monkeypatch.setattr(ShardedState, "_residuals", lambda *_: {})
-    monkeypatch.setattr(ShardedState, "_shard_memories", lambda *_: {})
+    monkeypatch.setattr(sharded_state, "shard_memories", lambda *_: {})
     found: list[Any] = []
     world = SimpleNamespace(rank=rank, shards=shards, workers=2, processes=2 * shards, hosted=1)
+    reducer = SimpleNamespace(compressors=[])
     hook = SimpleNamespace(
-        world=world, layers=[], load_state_dict=lambda state, branch: found.append(state)
+        world=world,
+        layers=[],
+        reducer=reducer,
+        load_state_dict=lambda state, branch: found.append(state),
     )
     parts = [{"meter": meter(shard), "layers": {}, "sums": {}} for shard in range(saved)]
     state = {"workers": 2, "shards": saved, "parts": parts, "summed": False, "layers": {}}

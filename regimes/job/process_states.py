@@ -18,7 +18,7 @@ from regimes.job.move_residuals import Residuals, on_process, overlaps
 from regimes.job.refit import damage_refused
 from regimes.job.state import State, get_column, owed_table, own_part, with_owed
 
-_PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+)/\d+$")
+_PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+(?:x\d+)?)/\d+$")
 
 
 class ProcessStates:
@@ -31,30 +31,39 @@ class ProcessStates:
     processes is preserved.
 
     Attributes:
-        processes: how many have saved the checkpoint that is loaded next; once it is loaded, the
-            number of the job.
+        group: the processes that have saved the checkpoint that is loaded next, "6", or "6x3" where
+            three of them hold a worker together; once it is loaded, those of the job.
     """
 
     def __init__(self, job: AttachedJob, branch: bool = False, saved: Any = None) -> None:
         self.job, self.branch = job, branch
-        self.processes = job.world.processes if saved is None else _saved_processes(saved)
+        self.group = self._own_group if saved is None else _saved_group(saved)
+
+    @property
+    def _own_group(self) -> str:
+        world = self.job.world
+        return f"{world.processes}x{world.shards}" if world.node else str(world.processes)
+
+    @property
+    def processes(self) -> int:
+        """How many have saved it."""
+        return int(self.group.partition("x")[0])
 
     def state_dict(self) -> dict[str, bytes]:
         """The entries of this process. To load those of another number of processes: their names,
         empty, because DCP loads the entries that it finds here."""
-        world, count = self.job.world, self.processes
-        if count != world.processes:
-            names = [_entry_name("process", count, i) for i in range(count)]
-            return dict.fromkeys(
-                [*names, *(_entry_name("owed", count, i) for i in self._saved_sources())], b""
-            )
+        world, group = self.job.world, self.group
+        if group != self._own_group:
+            names = [f"process/{group}/{i}" for i in range(self.processes)]
+            owed_names = [f"owed/{group}/{i}" for i in self._saved_sources()]
+            return dict.fromkeys([*names, *owed_names], b"")
         world.guard.enter_call("sharded_state()")
         self.job._end_due_unit()
         state = self.job.state_dict()
         owed = get_column(owed_table(own_part(state)), "residual")
         rest = with_owed(state, dict.fromkeys(owed))
         found = {"process": pack_state(rest), "owed": pack_state(owed)}
-        return {_entry_name(what, count, world.rank): data for what, data in found.items()}
+        return {f"{what}/{group}/{world.rank}": data for what, data in found.items()}
 
     def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
         """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
@@ -63,23 +72,19 @@ class ProcessStates:
         Raises:
             ConfigError: as ``load_state_dict`` of the job.
         """
-        world, count = self.job.world, self.processes
-        alike = count == world.processes
+        rank, group = self.job.world.rank, self.group
+        alike = group == self._own_group
         with damage_refused():
-            states = {
-                i: unpack_state(saved[_entry_name("process", count, i)])
-                for i in ([world.rank] if alike else range(count))
-            }
-            owed_by = {
-                i: unpack_state(saved[_entry_name("owed", count, i)])
-                for i in ([world.rank] if alike else self._saved_sources())
-            }
+            processes = [rank] if alike else range(self.processes)
+            states = [unpack_state(saved[f"process/{group}/{i}"]) for i in processes]
+            sources = [rank] if alike else self._saved_sources()
+            owed = {i: unpack_state(saved[f"owed/{group}/{i}"]) for i in sources}
             if alike:
-                state = with_owed(states[world.rank], owed_by[world.rank])
+                state = with_owed(states[0], owed[rank])
             else:
-                state = self._regroup_states([*states.values()], owed_by)
+                state = self._regroup_states(states, owed)
         self.job._load_own(state, self.branch)
-        self.processes = world.processes
+        self.group = self._own_group
 
     def _saved_sources(self) -> list[int]:
         """The saved processes from which this one takes over what they owe."""
@@ -101,8 +106,8 @@ class ProcessStates:
         return job._divide_worker(worker)
 
 
-def _saved_processes(saved: Any) -> int:
-    """How many processes have saved a checkpoint.
+def _saved_group(saved: Any) -> str:
+    """The processes that have saved a checkpoint.
 
     Args:
         saved: its folder, or a ``StorageReader`` of ``torch.distributed.checkpoint``.
@@ -110,14 +115,10 @@ def _saved_processes(saved: Any) -> int:
     Raises:
         ConfigError: it holds no such state of a job, or cannot be read.
     """
-    found = {int(match[1]) for name in saved_names(saved) if (match := _PROCESS_ENTRY.search(name))}
+    found = {match[1] for name in saved_names(saved) if (match := _PROCESS_ENTRY.search(name))}
     if len(found) != 1:
         raise ConfigError(f"saved: {saved} has no state of such a job: save sharded_state() in it")
     return found.pop()
-
-
-def _entry_name(what: str, processes: int, process: int) -> str:
-    return f"{what}/{processes}/{process}"
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:

@@ -87,11 +87,16 @@ def test_a_job_that_was_killed_ends_in_the_same_bits(
     assert len(record.epochs) == hsdp.UNITS
 
 
-def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(
+    by_torch: bool, tmp_path: Path
+) -> None:
     file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
-    before = group.run(nodes.moved, 4, 2, case, file, False)[0][1]
-    for nodes_now, processes in ((2, 6), (3, 6), (2, 4)):
-        found = group.run(nodes.moved, processes, nodes_now, case, file, True)
+    folders = [(str(tmp_path / f"{i}"), str(tmp_path / f"{i + 1}")) for i in range(4)]
+    given = [(at,) if by_torch else () for at in folders]
+    before = group.run(nodes.moved, 4, 2, case, file, False, *given[0])[0][1]
+    for (nodes_now, processes), more in zip(((2, 6), (3, 6), (2, 4)), given[1:], strict=True):
+        found = group.run(nodes.moved, processes, nodes_now, case, file, True, *more)
         assert torch.allclose(found[0][0], before, rtol=1e-12)
         before = found[0][1]
 

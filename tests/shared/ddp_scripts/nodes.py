@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.capabilities import WHOLE_LAYERS
+from regimes.collectives.sharded_models import load_parts, save_parts
 from regimes.compression.sparse import TopK
 from regimes.errors import ConfigError
 
@@ -98,9 +99,20 @@ def resumed(
     return {"weights": hsdp.weights(net), "rows": hook.rows, "sent": hook.traffic.bytes}
 
 
-def moved(rank: int, nodes: int | bool, case: hsdp.Case, file: str, load: bool) -> Any:
+def moved(
+    rank: int,
+    nodes: int | bool,
+    case: hsdp.Case,
+    file: str,
+    load: bool,
+    folders: tuple[str, str] | None = None,
+) -> Any:
     """One unit; the sum over layers of what is owed, before it and behind it, or what refuses to
-    go on."""
+    go on.
+
+    Args:
+        folders: checkpoints of torch from which it goes on and that it leaves, not the file.
+    """
     net = hsdp.build(case)
     optimizer = hsdp.optimiser(net, case)
     model, hook = attached(net, optimizer, case, nodes)
@@ -116,7 +128,10 @@ def moved(rank: int, nodes: int | bool, case: hsdp.Case, file: str, load: bool) 
     if load:
         saved = torch.load(file, weights_only=True) if rank == 0 else None
         try:
-            hook.load_full_state_dict(saved)
+            if folders is None:
+                hook.load_full_state_dict(saved)
+            else:
+                load_parts({"hook": hook.sharded_state(saved=folders[0])}, folders[0])
         except ConfigError as error:
             return str(error)
         before = owed()
@@ -124,6 +139,8 @@ def moved(rank: int, nodes: int | bool, case: hsdp.Case, file: str, load: bool) 
         optimizer.zero_grad()
         hsdp.loss_of(model, case, step, 0, rank, slice(None)).backward()
         optimizer.step()
+    if folders is not None:
+        save_parts({"hook": hook.sharded_state()}, folders[1])
     hook.close()
     if (full := hook.full_state_dict()) is not None:
         torch.save(full, file)

@@ -179,7 +179,13 @@ def layouts(every: Sequence[Definition]) -> list[Definition]:
         # for a replica that joins
         *("HookQuorum.save", "Membership.save", "Membership.save_for_replica"),
     )(every)
-    by = {"by_layer", "own_part", *("joined", "join_states"), *("packed", "pack_state")}
+    by = {
+        "by_layer",
+        "own_part",
+        "self.lay_out_state",
+        *("joined", "join_states"),
+        *("packed", "pack_state"),
+    }
     common = [x for x in found if x.uses & by]
     if not any("by_layer" in x.uses for x in every):  # a tree without one layout
         return found

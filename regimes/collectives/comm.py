@@ -206,19 +206,29 @@ class Comm:
             layers = [NO_LAYER] * len(parts) if self.layers is None else self.layers
             self._count_parts(kind, layers[: len(parts)], parts)
             return
-        for part, share in zip(parts, shares, strict=True):
-            convention = not self.signal
-            self.world.meter.count_request([*share], kind, part, convention, [*share.values()])
-            self._count_call(kind, torch.uint8 if kind != "mean" else part.dtype)
+        for dtype in {part.dtype for part in parts}:
+            own = [(x, n) for x, n in zip(parts, shares, strict=True) if x.dtype == dtype]
+            layers = [i for _, share in own for i in share]
+            sizes = [n for _, share in own for n in share.values()]
+            numbers = sum(part.numel() for part, _ in own) // parts[0].shape[0]
+            assert sum(sizes) == numbers, f"{numbers} numbers, of layers {sum(sizes)}"
+            self._count_numbers(kind, layers, sizes, dtype)
 
     def _count_parts(self, kind: str, layers: Sequence[int], parts: Sequence[Tensor]) -> None:
         """Count one part of each layer."""
         for dtype in {part.dtype for part in parts}:
             own = [(i, x) for i, x in zip(layers, parts, strict=True) if x.dtype == dtype]
-            of, sizes = zip(*((i, x.numel() // len(x)) for i, x in own), strict=True)
-            convention = not self.signal and NO_LAYER not in of
-            self.world.meter.count_requests(of, kind, sizes, dtype, convention)
-            self._count_call(kind, torch.uint8 if kind != "mean" else dtype)
+            rows = own[0][1].shape[0]
+            sizes = [part.numel() // rows for _, part in own]
+            self._count_numbers(kind, [i for i, _ in own], sizes, dtype)
+
+    def _count_numbers(
+        self, kind: str, layers: Sequence[int], sizes: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """Count so many numbers of each layer, which travel together."""
+        convention = not self.signal and NO_LAYER not in layers
+        self.world.meter.count_requests(tuple(layers), kind, tuple(sizes), dtype, convention)
+        self._count_call(kind, torch.uint8 if kind != "mean" else dtype)
 
     def _count_within(self, kind: str, parts: Iterable[Tensor]) -> None:
         for part in parts:

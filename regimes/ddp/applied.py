@@ -148,15 +148,25 @@ class AppliedSteps:
 
 def _before_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
     """Before a step: some optimisers clear the gradients in it. A closure makes its own."""
-    if applied._with_layers(optimizer):
+    own = applied._with_layers(optimizer)
+    if own:
         applied.on_step(optimizer)
-    if len(args) < 2 and kwargs.get("closure") is None:
-        _after_step(applied, optimizer, args, kwargs)
+    if not _has_closure(args, kwargs):
+        _note_step(applied, own)
 
 
 def _after_step(applied: AppliedSteps, optimizer: Any, args: Any, kwargs: Any) -> None:
-    """A step has been taken of all parameters that have a gradient."""
-    own = applied._with_layers(optimizer)
+    """A step has been taken."""
+    if _has_closure(args, kwargs):
+        _note_step(applied, applied._with_layers(optimizer))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return len(args) > 1 or kwargs.get("closure") is not None
+
+
+def _note_step(applied: AppliedSteps, own: Sequence[tuple[int, Any]]) -> None:
+    """These parameters have been stepped, as far as they have a gradient."""
     applied.elsewhere |= not own
     applied.known |= {i for i, _ in own}
     applied.stepped |= {i for i, p in own if p.grad is not None}

@@ -37,7 +37,7 @@ from regimes.exchange.exchange import (
     shows_in_updates,
 )
 from regimes.job.refit import list_names
-from regimes.precision import full_precision
+from regimes.precision import full_precision, is_half
 
 
 class Attached(Protocol):
@@ -322,7 +322,7 @@ class HookSteps(UnitSteps, Exchange):
             # before those of the first bucket on all processes.
             self.run_check()
         whole = rows = {i: transfer.rows[i] for i in bucket}
-        exact = {i: full_precision(row) for i, row in rows.items()}
+        exact = _in_full_precision(rows)
         if self.node is not None:
             exact = self.node.divide(exact)
             rows = {i: row.to(whole[i].dtype) for i, row in exact.items()}
@@ -335,10 +335,11 @@ class HookSteps(UnitSteps, Exchange):
         if not propagates:  # NaN would spread in some compressors' codes
             fill_if_nonfinite([*exact.values()], sent[0], 0.0)
         self.reducer.keep(bucket)
-        for i, row in exact.items():
+        on_cpu = not any(map(on_gpu, [*exact.values()][:1]))
+        for i, row in exact.items() if on_cpu or self.copies is not None else ():
             if self.copies is not None:  # before the compressor may write to the row's memory
                 self.copies[i].view(row.shape).copy_(row)
-            if not on_gpu(row):
+            if on_cpu:
                 free = self.reducer.states[i].residual is not None and compressors[i].in_place
                 self.reducer.states[i].lend(_as_matrix(row) if free else None)
         marks = self.source.mark_unused(bucket)
@@ -359,7 +360,7 @@ class HookSteps(UnitSteps, Exchange):
         if pairs:
             torch._foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
         if not shown:  # tested as written: float16 may overflow where float32 does not
-            flag = finite_flag([full_precision(row) for row in rows.values()])
+            flag = finite_flag([*_in_full_precision(rows).values()])
             if sent:
                 flag = flag + means[0]
         # NaN in the gradients, as without compression: a GradScaler then skips the step
@@ -369,6 +370,12 @@ class HookSteps(UnitSteps, Exchange):
         self.flags.append(flag)
         if not transfer.left:  # here: a static graph's first pass waits for it
             self.source.release_gradients()
+
+
+def _in_full_precision(rows: dict[int, Tensor]) -> dict[int, Tensor]:
+    if any(map(is_half, {row.dtype for row in rows.values()})):
+        return {i: full_precision(row) for i, row in rows.items()}
+    return rows
 
 
 def _as_matrix(rows: Tensor) -> Tensor | None:

@@ -54,11 +54,12 @@ class QuantisedReduction:
         known = parts.shape[2] == sum(piece.size for piece in pieces)
         rounds = known and any(piece.compressed for piece in pieces)
         total = None
-        if rounds and level != DENSE and isinstance(compressor, QuantisedScatter):
-            total = compressor.reduce(parts, state, level, Comm(world, [layer]))
-        else:
-            if state.residual is not None and isinstance(compressor, QuantisedScatter):
+        if isinstance(compressor, QuantisedScatter):
+            if rounds and level != DENSE:
+                total = compressor.reduce(parts, state, level, Comm(world, [layer]))
+            elif state.residual is not None:
                 parts.copy_(compressor.with_residual(parts, state))
+        if total is None:
             state.step += 1
         kept.step = state.step
         return total

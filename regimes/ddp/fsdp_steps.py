@@ -169,7 +169,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         return super().reduce_scatter(place, output, flat, op, usual)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
-        return self.reductions[place].reduce_module(flat, self.present_levels, self._keep_memory)
+        reduction: QuantisedReduction | WholeReduction = self.reductions[place]
+        return reduction.reduce_module(flat, self.present_levels, self._keep_memory)
 
     def write_output(
         self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]

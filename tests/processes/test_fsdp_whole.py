@@ -212,3 +212,14 @@ def test_process_0_says_once_what_feedback_keeps_in_memory() -> None:
     assert "a shard of the matrices has 128 B" in heard
     without = {"compressor": {"name": "powersgd", "error_feedback": False}}
     assert [nothing, *group.run(fsdp_whole.said, 2, 2, without)] == ["", "", ""]
+
+
+def test_a_parameter_that_one_process_uses_is_reduced_as_by_torch() -> None:
+    """With ``set_reduce_scatter_unused_params(True)``: exactly where all is sent, in 8 bits within
+    two steps of the largest magnitude."""
+    ways = [{"compressor": "topk", "level": 100}, {"scatter": {"level": 8}}]
+    for torchs, whole, rounded in group.run(fsdp_whole.partly_used, 2, 2, [(8, 8), (4, 6)], ways):
+        for exact, all_sent, near in zip(torchs, whole, rounded, strict=True):
+            torch.testing.assert_close(all_sent, exact, rtol=1e-6, atol=1e-7)
+            assert (near - exact).abs().max() < 2 * exact.abs().max() / 127 * 2
+            assert exact.any()

@@ -85,14 +85,14 @@ def outcome(hook: Any, net: nn.Module) -> dict[str, Any]:
 
 
 class Products(nn.Module):
-    """The gradient of each parameter is its input."""
+    """The gradient of each parameter is its input; the last ones may have none."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        pairs = zip(self.weights, inputs, strict=True)
+        pairs = zip(self.weights, inputs, strict=False)
         return torch.stack([(weight * x).sum() for weight, x in pairs]).sum()
 
 
@@ -125,6 +125,27 @@ def known(
         reduced = [fsdp.whole(p.grad).clone() for p in net.parameters()]
         found.append({"reduced": reduced, "owed": fsdp.residuals(hook)})
     hook.close()
+    return found
+
+
+def partly_used(
+    rank: int, ranks: int, shapes: Sequence[tuple[int, ...]], ways: Sequence[dict[str, Any]]
+) -> list[list[torch.Tensor]]:
+    """What the processes have reduced where the first alone uses the last parameter: by torch
+    alone, and then in each of some ways."""
+    mesh, found = fsdp.flat_mesh(ranks), list[list[torch.Tensor]]()
+    for words in [None, *ways]:
+        net: Any = fully_shard(Products(shapes), mesh=mesh)
+        net.set_reduce_scatter_unused_params(True)
+        hook = None
+        if words is not None:
+            options = regimes.RecordOptions(summary=False)
+            hook = regimes.attach_shards(net, mesh, seed=7, record=options, **words)
+        inputs = given(0, rank, shapes)
+        net(inputs if rank == 0 else inputs[:-1]).backward()
+        found.append([fsdp.whole(p.grad).clone() for p in net.parameters()])
+        if hook is not None:
+            hook.close()
     return found
 
 

@@ -585,6 +585,21 @@ def test_a_damaged_log_names_its_line(value: Any, log: list[Any], tmp_path: Path
             assert "\n" not in str(told.value)
 
 
+def test_a_log_of_an_earlier_version_goes_on(log: list[Any], tmp_path: Path) -> None:
+    """It has what is asked in each round, not in a table of the first one."""
+    lines: list[Any] = [dict(line) for line in log]
+    for line in lines:
+        if "facts" in line:
+            own = {key: line["facts"][key] for key in ("runs", "parts")}
+            line["facts"] = {**own, "units": 12, "metric": "loss"}
+    (tmp_path / LOG).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = (tmp_path / LOG).read_bytes()
+    regimes.harm(law, units=12, runs=12, out=tmp_path)
+    assert (tmp_path / LOG).read_bytes() == before, "nothing is trained again"
+    with pytest.raises(RecordError, match="holds a search with units 12, not 24"):
+        regimes.harm(law, units=24, runs=12, out=tmp_path)
+
+
 def test_words_of_a_function_are_some_and_each_once(tmp_path: Path) -> None:
     for words, said in (([], "a word that the function knows"), (["x", "x"], "each once")):
         with pytest.raises(ConfigError, match=said):

@@ -134,7 +134,7 @@ def train(rank: int, case: Case) -> dict[str, Any]:
         optimizer.step()
     rows = []
     if hook is not None:
-        hook.detach() if hasattr(hook, "detach") else hook.close()
+        (hook.detach if case.native else hook.close)()  # torch's mesh has its replicas again
         rows = [{key: row[key] for key in ("steps", "floats", "bytes")} for row in hook.rows]
     # torch's own exchange again, where there was one
     model.set_requires_all_reduce(True)

@@ -53,39 +53,43 @@ def harm(
 ) -> Harm:
     """Find where in a training more may be compressed, within a budget.
 
-    A trunk is trained for each seed, and branches of it with a pulse: the change in some units. The
-    same call goes on after a stop, or with a larger budget; every run is a record below ``out``.
+    For each seed it trains a trunk, and branches of it with a pulse, which is a change in some
+    units. The same call goes on after a stop, or with a larger budget. Every run is a record below
+    ``out``.
 
     Args:
-        what: a preset's name, the path of a TOML file, or a configuration; a model as `simulate`
-            takes it, with its data; or, with ``units``, a function that trains: it gets a pulse
-            (`regimes.harms.decide.Pulse`, or None: the trunk) and a seed, and returns the metric.
-        train_data, test_data: of a model, as `simulate` takes them.
-        pulse: what pulses change, in the words of `regimes.harms.kinds`; of several, each by
+        what: a preset's name, the path of a TOML file, a configuration, or a model as `simulate`
+            takes it. With ``units`` it is a function that trains: it gets a pulse
+            (`regimes.harms.decide.Pulse`, or None for the trunk) and a seed, and returns the
+            metric.
+        train_data, test_data: the data of a model, as `simulate` takes them.
+        pulse: what pulses change, in the words of `regimes.harms.kinds`. Several are tried each by
             itself.
-        minutes, runs: the budget; default 10 minutes. A run that has begun is finished.
-        jobs: runs at a time, each a process; model and data are then sent to it.
-        margin: harm below which a phase is safe, in the unit of the table: points of an accuracy
-            (default 1), else the metric's own (default 2 % of the trunk's; of a function's own
-            metric, and where trunks end close to 0, there is none).
-        groups: a level is changed in each group of layers by itself; a group is a text of patterns
-            of layers' names, separated by spaces.
-        deletion: are the same units left out beside each pulse, too, which says what lost time
-            costs? Default: yes, but not with a function: with ``deletion=True`` it gets pulses of
-            the arm "deletion", whose units it leaves out.
-        parts: windows that are tried first.
-        first_seed: of the first trunk.
+        minutes, runs: the budget. Default: 10 minutes. A run that has begun is finished.
+        jobs: how many runs are trained at once. Each is a process, to which model and data are
+            sent.
+        margin: the harm below which a phase is safe, in the unit of the table. For an accuracy the
+            default is 1 point, and otherwise 2 % of the trunk's metric. There is no default for a
+            function's own metric, and where trunks end close to 0.
+        groups: groups of layers, in each of which the level is changed by itself. A group is a text
+            of patterns of layers' names, separated by spaces.
+        deletion: whether beside each pulse the same units are also left out, which says what lost
+            time costs. Default: yes, except for a function. A function with ``deletion=True`` gets
+            pulses of the arm "deletion", and leaves their units out.
+        parts: how many windows are tried first.
+        first_seed: the seed of the first trunk.
         set: fields of the configuration.
-        show: called after each run with a line and the share of the budget that is spent; ``print``
-            prints them. Default: one line in a notebook, a bar on a terminal, else lines on
-            standard error.
-        units: how many a run of a function has.
-        lower: of a function: whether less of its metric is better; known of a loss and an accuracy.
-        training: of a model: further arguments of `simulate`, such as ``epochs`` or ``optimizer``;
-            of a function: ``metric``, the name of what it returns, default "loss".
+        show: is called after each run, with a line and the share of the budget that is spent;
+            ``print`` prints them. Default: one line in a notebook, a bar on a terminal, and
+            otherwise lines on standard error.
+        units: how many units a run of a function has.
+        lower: for a function, whether less of its metric is better. This is known of a loss and an
+            accuracy.
+        training: for a model, further arguments of `simulate`, such as ``epochs`` or ``optimizer``.
+            For a function, ``metric``: the name of what it returns, by default "loss".
 
     Raises:
-        ConfigError, DataError: before any training, one sentence.
+        ConfigError, DataError: something is refused before any training, in one sentence.
         RecordError: the folder holds another search.
         TrainingError: a trunk broke, or a process was killed; what is finished is kept.
     """

@@ -44,19 +44,21 @@ def _columns_of(beside: LostTime | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Harm:
-    """The answer to "where may I compress harder in this training?".
+    """Says where in a training more may be compressed.
 
     Attributes:
         known: all harms, by pulse and seed, and what they say.
         kinds: what pulses change, by arm.
         shown: how the metric is written.
-        unit: "epoch", or what a unit is.
-        saved: by pulse, the share of the trunk's bytes that a run with it does not send; empty
-            where bytes are not known.
-        rates: of each unit, as a share of the highest; empty where they are not known.
-        minutes: that training one unit takes, with all processes at work; nan: not known.
-        ladders: of each arm that has one.
-        grid: the trunk and the ladders as a grid's TOML file; "": there is none.
+        unit: what a unit is, for instance "epoch".
+        saved: by pulse, the share of the trunk's bytes that a run with it does not send. It is
+            empty where bytes are not known.
+        rates: the learning rate of each unit, as a share of the highest. It is empty where rates
+            are not known.
+        minutes: the minutes that training one unit takes, with all processes at work; nan if not
+            known.
+        ladders: the rate ladder of each arm that has one.
+        grid: the trunk and the ladders as a grid's TOML file, or "" if there is none.
         out: the folder.
     """
 

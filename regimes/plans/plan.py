@@ -77,43 +77,48 @@ def plan(
     show: Show | None = None,
     **training: Unpack[Training],
 ) -> Plan:
-    """Find how many times as fast as dense each method trains on a link, and which to train with.
+    """Find how many times as fast as without compression each method trains on a link.
 
-    Short runs with simulated workers give each method's clock, the steps of dense that one of its
-    steps is worth (`regimes.plans.clock`); the cost model says what a step takes on the link
-    (`regimes.cost`), with compute and compression timed on this machine. A speed is the clock times
-    dense's seconds over the method's. The same call goes on after a stop, or with a larger budget.
+    Short runs with simulated workers measure each method's clock: how many steps without
+    compression one of its steps is worth (`regimes.plans.clock`). The cost model predicts how long
+    a step takes on the link (`regimes.cost`); compute and compression are timed on this machine. A
+    method's speed is its clock times the seconds of a step without compression, divided by the
+    seconds of its own step. The same call goes on after a stop, or with a larger budget.
 
     Args:
-        what: a preset's name, the path of a TOML file, or a configuration; or a model as `simulate`
-            takes it, with its data.
-        train_data, test_data: of a model, as `simulate` takes them.
-        link: of a node to the others, e.g. "100Mbit/s,50us".
-        links: a file that `regimes doctor --links` has written, in place of it.
-        gpus: devices in a node; each worker is one.
-        seconds: of the training, or a text such as "20min"; its schedule is stretched to what each
-            method can do in them. Default: as long as the configured training takes dense.
-        loss: left out since version 0.5: the method that is the most times as fast as dense reaches
-            any loss first.
-        curve: what dense ended at in trainings that there are: a CSV file of steps and losses, a
-            folder of records, or losses by steps, in the unit of figures (percent, bits per byte).
-            With it the loss after the seconds is said where the short runs are too short for that.
-        step: seconds of one worker's step on the device of the training, or a text such as "40ms";
-            default timed here.
-        methods: COMPRESSOR:LEVEL, and /PERIOD for local steps, default `METHODS`; dense is always
+        what: a preset's name, the path of a TOML file, a configuration, or a model as `simulate`
+            takes it.
+        train_data, test_data: the data of a model, as `simulate` takes them.
+        link: the link of a node to the others, such as "100Mbit/s,50us".
+        links: a file that `regimes doctor --links` has written; give it in place of ``link``.
+        gpus: how many devices a node has. Each worker is one.
+        seconds: how long the training may take, also as a text such as "20min". Its schedule is
+            stretched to the steps that each method can take in this time. Default: as long as the
+            configured training takes without compression.
+        loss: left out since version 0.5, because the fastest method reaches any loss first.
+        curve: what earlier trainings without compression ended at: a CSV file of steps and losses,
+            a folder of records, or losses by steps, in the unit of figures (percent, bits per
+            byte). The answer then has the loss after the seconds also where the short runs are too
+            short for it.
+        step: the seconds of one worker's step on the device of the training, also as a text such as
+            "40ms". Default: they are timed here.
+        methods: COMPRESSOR:LEVEL, with /PERIOD for local steps. Default: `METHODS`. Dense is always
             among them.
-        probe: a smaller model that stands for this one in the short runs: of a model another
-            module for the same data; else fields of the configuration, such as
+        probe: a smaller model that stands for this one in the short runs. For a model it is another
+            module for the same data; otherwise it is fields of the configuration, such as
             ``{"model.width": 32}``.
-        minutes, runs: the budget, of all that is trained and timed; default 10 minutes.
-        jobs: short runs at a time, each a process; model and data are then sent to it.
+        minutes, runs: the budget of all that is trained and timed. Default: 10 minutes.
+        jobs: how many short runs are trained at once. Each is a process, to which model and data
+            are sent.
         set: fields of the configuration.
-        show: called with a line after each short run and the share of the budget that is spent.
-            Default: one line in a notebook, a bar on a terminal, else lines on standard error.
-        training: of a model: further arguments of `simulate`, such as ``workers`` or ``optimizer``.
+        show: is called after each short run, with a line and the share of the budget that is spent.
+            Default: one line in a notebook, a bar on a terminal, and otherwise lines on standard
+            error.
+        training: for a model, further arguments of `simulate`, such as ``workers`` or
+            ``optimizer``.
 
     Raises:
-        ConfigError, DataError: before any training, one sentence.
+        ConfigError, DataError: something is refused before any training, in one sentence.
         RecordError: the folder holds another plan.
         TrainingError: a process was killed; what is finished is kept.
     """

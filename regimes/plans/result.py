@@ -32,22 +32,21 @@ TOO_FAR = 16.0  # beyond which nothing is advised: four doublings
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """How many times as fast as dense each method trains on a link, and which one to train with.
+    """Says how many times as fast as dense each method trains on a link, and which to train with.
 
     Attributes:
-        known: prices, short runs, and the clocks that they give.
-        methods: by name, dense first.
-        left_out: methods that take as long a step as dense on the link, and were not tried.
-        config: of the training, in steps.
+        known: the prices, the short runs, and the clocks that they give.
+        methods: the methods by name, with dense first.
+        left_out: methods whose step takes as long as dense's on the link. They were not tried.
+        config: the configuration of the training, in steps.
         shown: how the metric is written.
         where: the link in words.
         curve: what dense ended at in earlier trainings, by steps, in the unit of figures.
-        own: the model and data are the user's: there is no file to train from.
-        smaller: the short runs are of a smaller model than the training.
-        budget: that was given.
-        more: the least budget that would train more; None if none would.
-        unrest: how much longer than the fastest of the steps that were timed the median one took,
-            as a share.
+        own: whether the model and the data are the user's, so that there is no file to train from.
+        smaller: whether the short runs are of a smaller model than the training.
+        budget: the budget that was given.
+        more: the least budget that would train more, or None if none would.
+        unrest: how much longer than the fastest of the timed steps the median one took, as a share.
         out: the folder.
     """
 

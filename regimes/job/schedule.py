@@ -32,6 +32,11 @@ class _JoinedOptimizers:
         return " and ".join(type(one).__name__ for one in self.optimizers)
 
 
+def join_optimizers(several: Sequence[Any]) -> Any:
+    """One optimiser in place of several: the first, if it is the only one."""
+    return several[0] if len(several) == 1 else _JoinedOptimizers(several)
+
+
 _OF_COPIES = (
     "leave out optimizer= and every=, and call hook.epoch_end(lr=...) at the end of each unit"
 )
@@ -187,7 +192,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
     if not several or not all(getattr(one, "param_groups", None) for one in several):
         expected = "an optimiser of torch, with param_groups, or a list of such"
         raise unexpected_value("optimizer", optimizer, expected)
-    optimizer = several[0] if len(several) == 1 else _JoinedOptimizers(several)
+    optimizer = join_optimizers(several)
     trained = {id(p) for p in model.parameters()}
     if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
         raise ConfigError(

@@ -158,13 +158,10 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
     if not isinstance(model, nn.Module):
         raise unexpected_value("model", model, "a torch.nn.Module")
     _check_values(model)
-    if isinstance(optimizer, list | tuple):
-        raise ConfigError(
-            f"optimizer: got {len(optimizer)} optimisers, expected one, of all parameters that the "
-            "model trains: it may have several parameter groups"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise unexpected_value("optimizer", optimizer, "an optimiser of torch")
+    several = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
+    if not several or not all(isinstance(one, torch.optim.Optimizer) for one in several):
+        expected = "an optimiser of torch, or a list of such"
+        raise unexpected_value("optimizer", optimizer, expected)
     if replicas is None:
         parameters = _bare_parameters(model)
         found = Trained(parameters, [p.data for p in parameters.values()])
@@ -172,8 +169,11 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
         source = ShardedGradients(model, replicas)
         source.refuse_columns()
         found = Trained(source.parameters, source.local, source)
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if stepped != {id(p) for p in found.parameters.values()}:
+    groups = [group for one in several for group in one.param_groups]
+    stepped = [id(p) for group in groups for p in group["params"]]
+    if len({*stepped}) < len(stepped):
+        raise ConfigError("optimizer: several have the same parameter: each is stepped by one")
+    if {*stepped} != {id(p) for p in found.parameters.values()}:
         raise ConfigError(
             "optimizer: it has other parameters than the model trains: build it from [p for p in "
             "model.parameters() if p.requires_grad]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ _JOBS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSteps]] = weakref.W
 @takes_earlier
 def local_steps(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     replicas: DeviceMesh | None = None,
     policy: int | GivenPolicy = 32,
@@ -71,7 +71,8 @@ def local_steps(
     Args:
         model: The bare model; with ``replicas`` one that ``fully_shard`` (FSDP2) has divided over
             another dimension of the same mesh.
-        optimizer: The optimiser of this process, over the model's parameters.
+        optimizer: The optimiser of this process, over the model's parameters; or a list of several,
+            such as Muon for matrices and AdamW for all else.
         replicas: The mesh dimension between replicas, ``mesh["replicate"]``. The processes of a
             replica then take each step together, and the replicas synchronise. All begin with the
             parameters of the first replica. For compressors see ``regimes.attach``.
@@ -119,7 +120,8 @@ def local_steps(
     check_seed(seed)
     world = what.make_world(float(timeout))
     recorded = options if options.folder is not None else None
-    job = LocalSteps(model, optimizer, what, chosen, recorded, seed, world)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
+    job = LocalSteps(model, optimizers, what, chosen, recorded, seed, world)
     job.summarizes, job.compares_weights = options.summary, options.compare_weights
     _JOBS[model] = reference = weakref.ref(job)
     atexit.register(_at_exit, reference)

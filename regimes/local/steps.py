@@ -29,7 +29,7 @@ from regimes.job.job import UnitPlan
 from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions, logged_number
 from regimes.job.refit import Fitted, damage_refused, describe_compressor, with_default_fields
-from regimes.job.schedule import UnitSchedule
+from regimes.job.schedule import UnitSchedule, join_optimizers
 from regimes.job.state import (
     State,
     get_column,
@@ -67,7 +67,7 @@ class LocalSteps(AttachedJob):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         what: Trained,
         chosen: LocalChoice,
         options: RecordOptions | None,
@@ -77,7 +77,7 @@ class LocalSteps(AttachedJob):
         self.sharded = what.sharded
         self.model, tensors, buffers = model, what.local, list(model.buffers())
         layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
-        super().__init__(world, layers, UnitSchedule(chosen.every, optimizer))
+        super().__init__(world, layers, UnitSchedule(chosen.every, join_optimizers(optimizers)))
         self.chosen = chosen
         self.total = self.ended = 0
         self.next_period, self.to_agree = 1, False
@@ -91,7 +91,7 @@ class LocalSteps(AttachedJob):
         # in the closure the model alone: a reference to the job would keep it alive
         self.weights = AttachedWeights(lambda: model, what.parameters)
         self._seen_weights: Weights | None = None
-        own, keys = [Optimizers([optimizer], 0.0)], list(what.parameters.values())
+        own, keys = [Optimizers(optimizers, 0.0)], list(what.parameters.values())
         self.replicas = replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)

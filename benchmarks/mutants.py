@@ -81,7 +81,7 @@ REAL = {  # start processes, whose calls are not seen
     ),
     "regimes/compression/": ("compressor_options",),
     "regimes/curvature/": ("curvature", "sharpness"),
-    "regimes/ddp/fsdp_": ("fsdp_collectives", "fsdp_jobs"),
+    "regimes/fsdp/": ("fsdp_collectives", "fsdp_jobs"),
     "regimes/ddp/": ("ddp", "ddp_record", "ddp_state", "ddp_wrong", "hsdp", "parameter_groups"),
     "regimes/job/job.py": ("mesh",),
     "regimes/local/": ("own_loop",),

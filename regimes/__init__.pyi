@@ -1,6 +1,9 @@
 # The public names, one import a name: what type checkers and editors read, and what `__init__.py`
 # imports at each name's first use.
 
+from regimes.attaching import attach as attach
+from regimes.attaching import attach_replicas as attach_replicas
+from regimes.attaching import attach_shards as attach_shards
 from regimes.collectives.comm import Comm as Comm
 from regimes.collectives.layers import Layer as Layer
 from regimes.collectives.layers import Traffic as Traffic
@@ -28,9 +31,6 @@ from regimes.config.run import RunConfig as RunConfig
 from regimes.config.toml import load_toml as load_toml
 from regimes.config.toml import override as override
 from regimes.config.toml import to_toml as to_toml
-from regimes.ddp.attaching import attach as attach
-from regimes.ddp.attaching import attach_replicas as attach_replicas
-from regimes.ddp.attaching import attach_shards as attach_shards
 from regimes.ddp.hook import Hook as Hook
 from regimes.detectors.base import Verdict as Verdict
 from regimes.detectors.baselines import FirstShare as FirstShare

@@ -10,8 +10,7 @@ class that does its work: levels, units, state; ``steps`` exchanges DDP's bucket
 goes on.
 """
 
-from regimes.ddp.attaching import attach, attach_replicas, attach_shards
 from regimes.ddp.hook import Hook
 from regimes.job.recorder import RecordOptions
 
-__all__ = ["Hook", "RecordOptions", "attach", "attach_replicas", "attach_shards"]
+__all__ = ["Hook", "RecordOptions"]

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, SupportsFloat, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 from torch import Tensor
 
@@ -23,10 +23,8 @@ from regimes.collectives.agreement import Weights
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order
 from regimes.config import DENSE
-from regimes.ddp.divided_state import DividedState
 from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
-from regimes.ddp.sharded_state import ShardedState
 from regimes.ddp.state import StateFit
 from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
@@ -36,7 +34,6 @@ from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
-from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions
 from regimes.job.refit import Fitted, damage_refused, describe_compressor
 from regimes.job.run_warnings import run_warnings
@@ -47,6 +44,9 @@ from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.precision import full_precision
 from regimes.records import Header
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 _FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 _LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
@@ -262,9 +262,7 @@ class Hook(AttachedJob):
         """
         self._load_full(full, branch)
 
-    def sharded_state(
-        self, *, branch: bool = False, saved: Any = None
-    ) -> ProcessStates | ShardedState:
+    def sharded_state(self, *, branch: bool = False, saved: Any = None) -> Stateful:
         """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
         it with the model, on all processes.
 
@@ -280,11 +278,7 @@ class Hook(AttachedJob):
         Raises:
             ConfigError: ``saved`` is no checkpoint of a hook.
         """
-        if self.source.mesh is None:
-            return ProcessStates(self, branch, saved)
-        if self.world.divided:  # the parts of FSDP2's own collectives
-            return DividedState(self, branch, saved)
-        return ShardedState(self, branch, saved)
+        return self.source.make_state(self, branch, saved)
 
     # -- units -------------------------------------------------------------------------------
 

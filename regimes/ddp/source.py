@@ -1,6 +1,6 @@
 """The source of the gradients of a DistributedDataParallel model: a ``Source`` of ``ddp.steps``.
 
-``ddp.sharded`` has that of a model which FSDP2 divides. Each calls the steps in one order.
+``fsdp.replicas`` has that of a model which FSDP2 divides. Each calls the steps in one order.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from regimes.ddp.nodes import GivenNodes, choose_nodes
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
 from regimes.job.choices import Choice
+from regimes.job.process_states import ProcessStates
 from regimes.precision import HALF
 
 _SAME = (  # attributes of DDP that decide the collectives, or which layers a step leaves alone
@@ -142,6 +143,9 @@ class DDPGradients:
 
     def shared_facts(self) -> dict[str, Any]:
         return {"ddp": {name: getattr(self.model, name) for name in _SAME}, **self.config}
+
+    def make_state(self, hook: Any, branch: bool, saved: Any) -> ProcessStates:
+        return ProcessStates(hook, branch, saved)
 
     def connect_receiver(self, receiver: HookSteps) -> None:
         """Give DDP the hook, or its place to this one, if an earlier one has left it; until

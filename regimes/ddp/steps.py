@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from regimes.exchange.exchange import (
 )
 from regimes.job.refit import list_names
 from regimes.precision import full_precision, is_half
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 class Attached(Protocol):
@@ -78,6 +81,10 @@ class Attached(Protocol):
 
     def shared_facts(self) -> dict[str, Any]:
         """What must be the same on all processes, in plain types."""
+        ...
+
+    def make_state(self, hook: Any, branch: bool, saved: Any) -> Stateful:
+        """`Hook.sharded_state` of a hook on this model."""
         ...
 
     def connect_receiver(self, receiver: Any) -> None:

@@ -18,9 +18,9 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.needs import compressor_parts
 from regimes.config import DENSE, OuterConfig, check_bounds, from_dict
-from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import check_parameters
 from regimes.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.fsdp.replicas import ShardedGradients
 from regimes.instruments.needs import policy_parts
 from regimes.job import choices
 from regimes.job.attached import AttachedJob

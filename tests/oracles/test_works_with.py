@@ -22,12 +22,11 @@ from combinations import CHANGED, attached, configuration, settings, stepped
 from torch import Tensor, nn
 
 import regimes
-from regimes import RunConfig, capabilities, compression, override
+from regimes import RunConfig, attaching, capabilities, compression, override
 from regimes.capabilities import MEANING, Mode, Part
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.scatter import QuantisedScatter
-from regimes.ddp import attaching
 from regimes.errors import ConfigError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER

@@ -18,7 +18,8 @@ from ddp_scripts.cases import Case
 from ddp_scripts.jobs import sentence
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.ddp import Hook, attach
+from regimes import attach
+from regimes.ddp import Hook
 
 CASE = Case()
 UNITS, STEPS, AT = 4, 2, 2

@@ -28,6 +28,7 @@ from regimes.config.bounds import check_bounds
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method
 from regimes.errors import ConfigError, RecordError
+from regimes.fsdp import arguments
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
 from regimes.job.probe import pick_probe
@@ -641,8 +642,8 @@ def test_tables_of_what_fsdp2_exchanges_are_refused_in_a_sentence(
 ) -> None:
     def choose() -> object:
         if gather is None:
-            return choices.choose_scatter(scatter, "accordion")
-        return choices.within_replicas(scatter, gather)
+            return arguments.choose_scatter(scatter, "accordion")
+        return arguments.within_replicas(scatter, gather)
 
     with pytest.raises(ConfigError, match=f"^{sentence}"):
         choose()
@@ -650,7 +651,7 @@ def test_tables_of_what_fsdp2_exchanges_are_refused_in_a_sentence(
 
 def test_levels_within_replicas_may_be_numbers_of_numpy() -> None:
     theirs, ours = ({"level": eight} for eight in (np.int64(8), 8))
-    found, expected = (choices.within_replicas(table, table) for table in (theirs, ours))
+    found, expected = (arguments.within_replicas(table, table) for table in (theirs, ours))
     assert json.loads(json.dumps(found.table())) == expected.table()
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from regimes.ddp import sharded_state
-from regimes.ddp.sharded_state import ShardedState
+from regimes.fsdp import replicas_state
+from regimes.fsdp.replicas_state import ShardedState
 from regimes.job.process_states import pack_state
 
 
@@ -19,7 +19,7 @@ def meter(shard: int) -> dict[str, Any]:
 
 def loaded(saved: int, shards: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The meter of one process of a replica of so many shards, saved by another number of them."""
-    monkeypatch.setattr(sharded_state, "place_state", lambda state, *_: state)
+    monkeypatch.setattr(replicas_state, "place_state", lambda state, *_: state)
     monkeypatch.setattr(ShardedState, "_residuals", lambda *_: {})
     monkeypatch.setattr(sharded_state, "shard_memories", lambda *_: {})
     found: list[Any] = []

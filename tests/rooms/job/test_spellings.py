@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes import attaching
 from regimes.compression import REGISTRY, make_compressor
-from regimes.ddp import attaching
 from regimes.errors import ConfigError
 from regimes.job.spellings import EARLIER
 

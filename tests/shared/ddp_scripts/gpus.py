@@ -30,15 +30,16 @@ from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import RunConfig
-from regimes.ddp import fsdp_steps, source
-from regimes.ddp.fsdp_groups import Layout, ParameterGroup
-from regimes.ddp.fsdp_reductions import QuantisedReduction
-from regimes.ddp.fsdp_steps import ModuleSteps
+from regimes.ddp import source
 from regimes.ddp.loss_scale import LossScale
-from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.steps import HookSteps
 from regimes.errors import ConfigError
 from regimes.exchange.exchange import Exchange
+from regimes.fsdp import collectives
+from regimes.fsdp.collectives import ModuleSteps
+from regimes.fsdp.groups import Layout, ParameterGroup
+from regimes.fsdp.reductions import QuantisedReduction
+from regimes.fsdp.replicas import ShardedGradients
 from regimes.training import loop
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -304,7 +305,7 @@ def _shards_step(rank: int) -> Iterator[None]:
     steps, after = ModuleSteps(model, reducer, (), loss_scale=LossScale()), list[Any]()
     steps.levels = [4] * len(layers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fsdp_steps, "after_backward", after.append)
+        patch.setattr(collectives, "after_backward", after.append)
         for _ in range(4):
             flats = [torch.randn(2 * x.owned_size).to(device) for x in layouts]
             outputs = [flat.new_empty(len(flat) // 2) for flat in flats]

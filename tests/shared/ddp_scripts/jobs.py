@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes import attach
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.process_group import GATHER
@@ -35,7 +36,6 @@ from regimes.compression import Compressor, State
 from regimes.compression.bucket import Bucket
 from regimes.config import Level, RunConfig
 from regimes.data import load_task
-from regimes.ddp import attach
 from regimes.errors import RegimesError
 from regimes.job.state import place_state
 from regimes.policies import Decision, PastEpoch

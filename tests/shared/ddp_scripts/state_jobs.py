@@ -21,8 +21,9 @@ from ddp_scripts.jobs import sentence
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regimes import attach
 from regimes.collectives.sharded_models import load_parts, save_parts
-from regimes.ddp import Hook, attach
+from regimes.ddp import Hook
 from regimes.job.state import place_state
 
 CASE = Case()

@@ -1,5 +1,5 @@
 """Gradients that the parameters' own hooks hand over, where no DistributedDataParallel collects
-them in buckets: of a replica that several processes hold together (``ddp.sharded``).
+them in buckets: of a replica that several processes hold together (``fsdp.replicas``).
 
 ``.grad`` is overwritten with the aggregated gradient before backward ends.
 """

@@ -27,13 +27,13 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights
 from regimes.config import DENSE
 from regimes.ddp.applied import AppliedSteps
-from regimes.ddp.fsdp_groups import ParameterGroup, check_root
-from regimes.ddp.fsdp_reductions import QuantisedReduction, WholeReduction
 from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.source import after_backward
 from regimes.ddp.steps import HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.exchange.exchange import fill_if_nonfinite, finite_flag
+from regimes.fsdp.groups import ParameterGroup, check_root
+from regimes.fsdp.reductions import QuantisedReduction, WholeReduction
 from regimes.job.clock import Clock
 from regimes.precision import full_precision
 

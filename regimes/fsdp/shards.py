@@ -22,13 +22,14 @@ from regimes.collectives.sharded_models import (
 )
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import Weights, WithinReplicas
-from regimes.ddp.fsdp_groups import Layout, ParameterGroup, check_root, groups_of
-from regimes.ddp.fsdp_reductions import QuantisedReduction, WholeReduction
-from regimes.ddp.fsdp_steps import ModuleSteps, replace_collectives, restore_collectives
-from regimes.ddp.own_hooks import ATTACHED, attached_models
-from regimes.ddp.sharded import ShardedGradients, check_rows, named_trainable
 from regimes.ddp.source import layers_of
 from regimes.errors import ConfigError
+from regimes.fsdp.collectives import ModuleSteps, replace_collectives, restore_collectives
+from regimes.fsdp.groups import Layout, ParameterGroup, check_root, groups_of
+from regimes.fsdp.own_hooks import ATTACHED, attached_models
+from regimes.fsdp.reductions import QuantisedReduction, WholeReduction
+from regimes.fsdp.replicas import ShardedGradients, check_rows, named_trainable
+from regimes.fsdp.shards_state import DividedState
 
 _WRITE = (
     "mesh = init_device_mesh(device, (gpus,)), fully_shard(block, mesh=mesh) for each block, "
@@ -118,6 +119,9 @@ class FSDPModules:
     ) -> Sequence[QuantisedReduction] | Sequence[WholeReduction]:
         """How each of the trained groups is reduced."""
         return _make_reductions(self.trained, self.layouts, reducer)
+
+    def make_state(self, hook: Any, branch: bool, saved: Any) -> DividedState:
+        return DividedState(hook, branch, saved)
 
     def connect_receiver(self, receiver: ModuleSteps) -> None:
         """Replace torch's collectives."""

@@ -16,7 +16,7 @@ from regimes.compression.bucket import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, ScatterState
 from regimes.config import DENSE, AnyLevel
-from regimes.ddp.fsdp_groups import Layout, ParameterGroup
+from regimes.fsdp.groups import Layout, ParameterGroup
 from regimes.precision import full_precision
 
 _Numbers = Float[Tensor, " numbers"]

@@ -17,15 +17,16 @@ from regimes.capabilities import Mode
 from regimes.compression.scatter import QuantisedScatter
 from regimes.config import Signal
 from regimes.console.units import format_quantity
-from regimes.ddp.fsdp_source import FSDPModules, FSDPParameters, ShardedReplicas
-from regimes.ddp.fsdp_steps import ModuleSteps, ReplicaSteps
 from regimes.ddp.hook import Hook
 from regimes.ddp.nodes import GivenNodes
-from regimes.ddp.sharded import ShardedGradients
 from regimes.ddp.source import DDPGradients
 from regimes.ddp.steps import Attached, HookSteps
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.errors import unexpected_value
+from regimes.fsdp import arguments
+from regimes.fsdp.collectives import ModuleSteps, ReplicaSteps
+from regimes.fsdp.replicas import ShardedGradients
+from regimes.fsdp.shards import FSDPModules, FSDPParameters, ShardedReplicas
 from regimes.job import choices
 from regimes.job.given import (
     GivenCompressor,
@@ -198,7 +199,7 @@ def attach_replicas(
     source, steps = ShardedGradients(model, mesh), HookSteps
     modes = [capabilities.WITHOUT_SHARDS, capabilities.SHARDED_MODEL]
     if scatter is not None or gather is not None:
-        within = choices.within_replicas(scatter, gather)
+        within = arguments.within_replicas(scatter, gather)
         source, steps = ShardedReplicas(model, mesh, within), ReplicaSteps
         del modes[0]
     return asked.make_hook(source, steps, optimizer, modes)
@@ -295,12 +296,12 @@ def attach_shards(
     modes = [capabilities.SHARDED_COLLECTIVES]
     source: FSDPModules
     if compressor is not None:
-        choices.refuse_scatter(scatter, compressor)
-        source = FSDPParameters(model, mesh, choices._choose_gather(gather))
+        arguments.refuse_scatter(scatter, compressor)
+        source = FSDPParameters(model, mesh, arguments.choose_gather(gather))
         modes.append(capabilities.WHOLE_GRADIENTS)
     else:
-        compressor = choices.choose_scatter(scatter, policy)
-        source = FSDPModules(model, mesh, choices._choose_gather(gather))
+        compressor = arguments.choose_scatter(scatter, policy)
+        source = FSDPModules(model, mesh, arguments.choose_gather(gather))
     asked = _Asked(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )

@@ -26,9 +26,10 @@ from regimes.collectives.sharded_models import (
     reduce_everywhere,
     reduce_within,
 )
-from regimes.ddp.own_hooks import BUCKET, DividedGradients
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
+from regimes.fsdp.own_hooks import BUCKET, DividedGradients
+from regimes.fsdp.replicas_state import ShardedState
 
 WRITE = (
     'mesh = init_device_mesh(device, (replicas, gpus), mesh_dim_names=("replicate", "shard")), '
@@ -89,6 +90,9 @@ class ShardedGradients(DividedGradients):
         for group in self.param_groups:  # which average by themselves since an earlier ``close``
             if isinstance(hook := group._all_reduce_hook, BetweenReplicas):
                 group._all_reduce_hook = hook.own
+
+    def make_state(self, hook: Any, branch: bool, saved: Any) -> ShardedState:
+        return ShardedState(hook, branch, saved)
 
     def connect_receiver(self, receiver: Any) -> None:
         super().connect_receiver(receiver)

@@ -21,9 +21,9 @@ from regimes.collectives.sharded_models import (
     has_gradient,
     param_groups,
 )
-from regimes.ddp.sharded import CHECKPOINT
 from regimes.ddp.source import plain_names
 from regimes.errors import ConfigError
+from regimes.fsdp.replicas import CHECKPOINT
 
 _ROOT = "(root)"  # the name of a group without a path of its own
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsFloat, cast
+from typing import Any, SupportsFloat, cast
 
 from torch import Tensor
 
@@ -26,7 +26,7 @@ from regimes.config import DENSE
 from regimes.ddp.loss_scale import LossScale
 from regimes.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
 from regimes.ddp.state import StateFit
-from regimes.ddp.steps import Attached, HookSteps
+from regimes.ddp.steps import Attached, HookSteps, Stateful
 from regimes.ddp.unit_steps import UnitSteps
 from regimes.detectors.statistics import Statistic
 from regimes.errors import ConfigError, RegimesError, TrainingError
@@ -44,9 +44,6 @@ from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.precision import full_precision
 from regimes.records import Header
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
 
 _FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 _LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends

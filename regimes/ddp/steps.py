@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,13 @@ from regimes.exchange.exchange import (
 from regimes.job.refit import list_names
 from regimes.precision import full_precision, is_half
 
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.stateful import Stateful
+
+class Stateful(Protocol):
+    """What ``torch.distributed.checkpoint`` saves and loads."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class Attached(Protocol):

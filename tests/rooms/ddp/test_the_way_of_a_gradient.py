@@ -71,14 +71,14 @@ collectives/processes.py ProcessWorld.mean_over_workers
     self._wait_for: collectives/processes.py ProcessWorld._wait_for
 """
 FSDP2 = """
-ddp/fsdp_steps.py _ReduceScatter.__call__
-    self.steps.reduce_scatter: ddp/fsdp_steps.py _ModuleCollectives.reduce_scatter
-ddp/fsdp_steps.py _ModuleCollectives.reduce_scatter
-    self.reduce_module: ddp/fsdp_steps.py _ModuleCollectives.reduce_module
-ddp/fsdp_steps.py ModuleSteps.reduce_module
-    reduction.reduce_module: ddp/fsdp_reductions.py WholeReduction.reduce_module
-    reduction.reduce_module: ddp/fsdp_reductions.py QuantisedReduction.reduce_module
-ddp/fsdp_reductions.py WholeReduction.reduce_module
+fsdp/collectives.py _ReduceScatter.__call__
+    self.steps.reduce_scatter: fsdp/collectives.py _ModuleCollectives.reduce_scatter
+fsdp/collectives.py _ModuleCollectives.reduce_scatter
+    self.reduce_module: fsdp/collectives.py _ModuleCollectives.reduce_module
+fsdp/collectives.py ModuleSteps.reduce_module
+    reduction.reduce_module: fsdp/reductions.py WholeReduction.reduce_module
+    reduction.reduce_module: fsdp/reductions.py QuantisedReduction.reduce_module
+fsdp/reductions.py WholeReduction.reduce_module
     reducer.reduce: compression/reducer.py Reducer.reduce
 compression/scatter.py QuantisedScatter.reduce
     self.sum_parts: compression/scatter.py QuantisedScatter.sum_parts

@@ -21,7 +21,7 @@ def loaded(saved: int, shards: int, rank: int, monkeypatch: pytest.MonkeyPatch) 
     """The meter of one process of a replica of so many shards, saved by another number of them."""
     monkeypatch.setattr(replicas_state, "place_state", lambda state, *_: state)
     monkeypatch.setattr(ShardedState, "_residuals", lambda *_: {})
-    monkeypatch.setattr(sharded_state, "shard_memories", lambda *_: {})
+    monkeypatch.setattr(replicas_state, "shard_memories", lambda *_: {})
     found: list[Any] = []
     world = SimpleNamespace(rank=rank, shards=shards, workers=2, processes=2 * shards, hosted=1)
     reducer = SimpleNamespace(compressors=[])

@@ -13,6 +13,9 @@ from ddp_scripts.hsdp import Case
 
 import regimes
 from regimes.collectives.layers import Layer
+from regimes.collectives.world import World
+from regimes.compression import make_compressor
+from regimes.compression.reducer import Reducer
 
 TOPK = (("low", 40), ("high", 5))
 CASES = [
@@ -149,3 +152,22 @@ def test_a_worker_is_a_node_where_that_sends_less_and_the_record_says_so() -> No
             assert got["world"]["workers"] == (expected or 4)
             by_default = not call.keys() & {"nodes", "mesh"} and expected is not None
             assert ("nodes=False" in got["said"]) == (by_default and rank == 0)
+
+
+def test_experts_are_divided_among_devices_and_each_has_factors_of_its_own() -> None:
+    steps, layers = 3, [Layer("experts", (5, 12, 18)), Layer("other", (7, 8))]
+    results = group.run(nodes.mixed, 4, "powersgd", steps)
+    reducer = Reducer(make_compressor({"name": "powersgd"}), layers, World(2), seed=3)
+    reducer.world.meter.dtype = torch.float64
+    for step in range(steps):
+        own = []  # the gradient of each process, by layer
+        for rank in range(4):
+            net = nodes.Mixture()
+            net(rank, step).backward()
+            own.append([p.grad for p in net.parameters()])
+        stacks = [torch.stack([(a + b) / 2, (c + d) / 2]) for a, b, c, d in zip(*own, strict=True)]
+        updates = reducer.reduce([0, 1], stacks, [1, 1])
+        for found in results:
+            for ours, theirs in zip(found[step], updates.values(), strict=True):
+                assert close(ours, theirs)
+    assert reducer.world.meter.layers[0].floats == steps * 5 * (12 + 18)

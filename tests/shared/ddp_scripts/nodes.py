@@ -235,3 +235,34 @@ def chosen(rank: int, each: int, calls: Sequence[dict[str, Any]]) -> list[Any]:
             }
         )
     return found
+
+
+class Mixture(nn.Module):
+    """Five experts, which no two devices share evenly, and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.experts = nn.Parameter(torch.randn(5, 12, 18, dtype=torch.float64))
+        self.other = nn.Parameter(torch.randn(7, 8, dtype=torch.float64))
+
+    def forward(self, rank: int, step: int) -> Tensor:
+        draw = torch.Generator().manual_seed(10 * step + rank)
+        parts = [torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in self.parameters()]
+        return sum((p * x).sum() for p, x in zip(self.parameters(), parts, strict=True))
+
+
+def mixed(rank: int, compressor: str, steps: int) -> list[list[Tensor]]:
+    """The gradients of each step, on two nodes of two."""
+    model = DistributedDataParallel(Mixture())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    chosen = leveled(compressor, 1)
+    hook = regimes.attach(model, optimizer, compressor=chosen, every=steps, nodes=2, seed=3)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(rank, step).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        optimizer.step()
+    hook.close()
+    return found

@@ -129,7 +129,7 @@ class Rounding(Compressor):
             In a configuration, ``levels`` has it.
         stochastic: Round up or down at random, so that the update is unbiased. It excludes error
             feedback: random rounding can err by more than the signal, so residuals would grow
-                without bound.
+            without bound.
     """
 
     error_feedback: bool | float = False

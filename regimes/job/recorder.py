@@ -76,12 +76,11 @@ class RecordOptions:
             (fields of `instruments.curvature`). With local steps also "disagreement", the distance
             between the processes. The training ends in the same bits with and without them.
         probe: A pair (loss, batches). ``loss(model, batch)`` is the mean over a batch. ``batches``
-            is
-            one batch or a list: this process's share of the samples, equally many on each process.
-                ``model`` is the one inside DistributedDataParallel; a model that FSDP2 divides has
-                all weights then (`whole_model`). What the loss averages over is found by trying it
-                on parts of batches. If this does not show it, a third part says it:
-                ``weight(batch)``, such as the number of tokens that count.
+            is one batch or a list: this process's share of the samples, equally many on each
+            process. ``model`` is the one inside DistributedDataParallel; a model that FSDP2 divides
+            has all weights then (`whole_model`). What the loss averages over is found by trying it
+            on parts of batches. If this does not show it, a third part says it: ``weight(batch)``,
+            such as the number of tokens that count.
         check_every: The number of steps (with local steps, synchronisations) after which the
             gradient is exchanged once more, uncompressed, and compared with the update. The record
             has the cosine per layer. Nothing else changes.

@@ -81,10 +81,9 @@ def local_steps(
             32}``.
         outer: What a synchronisation does; by default it takes the mean. ``{"lr": 0.7, "momentum":
             0.9, "nesterov": True}`` is DiLoCo. With ``"fragments": 4, "delay": 5, "mixing": 0.5``
-            as well it
-            is Streaming DiLoCo: a quarter of the layers at a time is sent while the next five steps
-                are taken, and mixed with the process's own. ``close()`` leaves the parameters that
-                all share.
+            as well it is Streaming DiLoCo: a quarter of the layers at a time is sent while the next
+            five steps are taken, and mixed with the process's own. ``close()`` leaves the
+            parameters that all share.
         compressor: The compressor of the movement that is exchanged, with its level,
             ``TopK(percent=1)``. By default there is none.
         level_policy: The policy that decides the compressor's level after each unit. The levels are

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from IPython.display import Image
     from matplotlib.figure import Figure
 
+pd.set_option("display.max_colwidth", None)  # tables of sentences are shown whole
 DPI = 120  # a figure of two columns is then 864 pixels wide
 
 

@@ -6,7 +6,6 @@ The short ones run in every test run, the others with the slow tests; all of the
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import struct
 import sys
@@ -36,7 +35,6 @@ STATEMENTS = (
     ast.With,
     ast.Lambda,
 )
-COUNTED = "7-tables-and-curves"  # whose run shows a count
 OURS = ("8-your-own-model", "11-your-own-harm", "12-your-own-plan")  # those that define something
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
@@ -172,33 +170,6 @@ def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path
     assert [name for name in linked if not (FOLDER / name).exists()] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_words_about_a_live_run_hold_on_any_processor(path: Path) -> None:
-    """Its numbers do not: the words before it say so, those after it give no number of the run."""
-    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
-    live = " ".join(text.partition("## Live")[2].split())
-    if path.stem != COUNTED:
-        assert re.search("other (numbers|accuracies)", live)
-        assert "nother processor" in live
-    for reading in re.findall(r"\*\*Reading:\*\*.*?\*\*What", live.partition(" ## ")[0]):
-        assert not re.search(r"\d+(\.\d+)?\s?(%|points?|bits|times)", reading), reading
-        assert not re.search(r"\b(one|two|all|few) (epochs?|seeds?) (only|but)\b", reading)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_under_each_figure_stands_how_to_read_it_and_what_would_speak_against_that(
-    path: Path,
-) -> None:
-    cells = read(path).cells
-    for figure, below in itertools.pairwise([*cells, None]):
-        shown = [output.get("data", {}) for output in figure.get("outputs", [])]
-        if any("image/png" in data for data in shown):
-            assert below is not None, figure.id
-            words = " ".join(below.source.split())
-            assert words.startswith("**Reading:** "), figure.id
-            assert "**What would change one's mind:** " in words, figure.id
-
-
 # -- Colab -----------------------------------------------------------------------------------
 
 
@@ -215,10 +186,16 @@ class Shell:
         self.asked.append(f"%{name} {line}")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def colab() -> str:
+    """The cell that installs, which one page has for all notebooks."""
+    page = FOLDER.parent / "docs" / "how-to" / "notebooks.md"
+    (cell,) = re.findall(r"```python\n(import os\n.*?)```", page.read_text(), re.DOTALL)
+    return str(cell)
+
+
 @pytest.mark.parametrize("there", [True, False], ids=["in Colab", "elsewhere"])
-def test_the_first_cell_installs_in_colab_and_does_nothing_elsewhere(
-    path: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_cell_of_the_page_installs_in_colab_and_does_nothing_elsewhere(
+    there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It clones the repository that the reader names, and no other."""
     before = [*sys.path]
@@ -227,21 +204,19 @@ def test_the_first_cell_installs_in_colab_and_does_nothing_elsewhere(
     monkeypatch.delitem(sys.modules, "google.colab", raising=False)
     if there:
         monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    shell, notebook = Shell(), read(path)
-    exec(code(notebook)[0].source, {"get_ipython": lambda: shell})
+    shell = Shell()
+    exec(colab(), {"get_ipython": lambda: shell})
     assert shell.asked == there * [
         "git clone --quiet --depth 1 -- 'https://localhost/mine; rm x' /content/regimes",
         "pip install --quiet /content/regimes",  # its wheel, from the clone
         "%cd -q /content/regimes/notebooks",
     ]
     assert sys.path[0] == ("/content/regimes" if there else before[0])
-    assert "`REGIMES_REPOSITORY`" in notebook.cells[0].source
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("given", [None, ""])
-def test_without_a_repository_the_first_cell_clones_none(
-    path: Path, given: str | None, monkeypatch: pytest.MonkeyPatch
+def test_without_a_repository_the_cell_clones_none(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
     monkeypatch.delenv("REGIMES_REPOSITORY", raising=False)
@@ -249,8 +224,16 @@ def test_without_a_repository_the_first_cell_clones_none(
         monkeypatch.setenv("REGIMES_REPOSITORY", given)
     shell = Shell()
     with pytest.raises(RuntimeError, match="set REGIMES_REPOSITORY to the repository"):
-        exec(code(read(path))[0].source, {"get_ipython": lambda: shell})
+        exec(colab(), {"get_ipython": lambda: shell})
     assert shell.asked == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_has_two_imports_and_shows_a_figure(path: Path) -> None:
+    question, first = read(path).cells[:2]
+    assert "in-google-colab" in question.source
+    assert first.source.startswith("import regimes\nfrom analysis import notebook\n")
+    assert any("image/png" in output.get("data", {}) for output in first.outputs)
 
 
 # -- what they show with ---------------------------------------------------------------------

@@ -644,7 +644,7 @@ def test_a_command_says_how_it_goes_on(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "policy": ({"policy": "acordion"}, "did you mean 'accordion'"),
     "compressor": ({"compressor": "powersdg"}, "did you mean 'powersgd'"),
-    "kind": ({"compressor": 3}, "a name, a table with a name, or an object"),
+    "kind": ({"compressor": 3}, "a name, a table with a name, or a Compressor"),
     "levels": ({"levels": {"low": 0.5}}, "level"),
     "rate": ({"optimizer": "adamw"}, "its learning rate is missing"),
     "field": ({"set": {"unit_step": 3}}, "unit_steps"),

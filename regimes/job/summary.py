@@ -24,7 +24,8 @@ def job_summary(
     total, world = sum_sent(rows), header["world"]
     share = total.of_dense(header)
     of_dense = "" if share is None else f", {share:.2f} of what no compression would send"
-    whole = "process" if world.get("shards", 1) == 1 else "replica"
+    divided = "node" if header["config"].get("nodes") else "replica"
+    whole = "process" if world.get("shards", 1) == 1 else divided
     lines = {"sent": f"{format_quantity(total.bytes, 'B')} by each {whole}{of_dense}"}
     if spent := sum(seconds.values()):
         waited, pressed = seconds.get("communicate", 0.0), seconds.get("compress", 0.0)

@@ -54,7 +54,8 @@ def describe_run(header: Header) -> str:
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {as_level(value)}" for name, value in c["levels"].items())
     data = f"data {NOT_RECORDED}" if c["data"]["name"] == OWN else c["data"]["name"]
-    replicas = f" in replicas of {world['shards']}" if world.get("shards", 1) > 1 else ""
+    what = "nodes" if c.get("nodes") else "replicas"
+    replicas = f" in {what} of {world['shards']}" if world.get("shards", 1) > 1 else ""
     plural, rule = "" if world["processes"] == 1 else "es", c.get("sync_policy")
     sync = f", synchronised {in_words(rule, c.get('sync_levels') or {})}" if rule else ""
     return (

@@ -335,13 +335,14 @@ def _describe_origin(run: Record) -> dict[str, str]:
     hardware += [f"{name} {machine.get(name, '?')}" for name in ("cores", "threads")]
     hardware.append(str(machine.get("system", "?")))
     processes, groups = world.get("processes", 1), world.get("groups", 1)
+    held = "nodes" if run.config.get("nodes") else "replicas"
     return {
         "version": f"regimes {code.get('version', '?')}, commit {code.get('commit') or 'unknown'}",
         "digest of the code": str(code.get("digest", "?"))[:12],
         "libraries": ", ".join(f"{n} {machine.get(n, '?')}" for n in ("torch", "numpy", "python")),
         "machine": ", ".join([*machine.get("gpus", []), *hardware]),
         "workers": f"{run.config['workers']} on {processes} process{'es' * (processes > 1)}"
-        + (f" in replicas of {shards}, " if (shards := world.get("shards", 1)) > 1 else ", ")
+        + (f" in {held} of {shards}, " if (shards := world.get("shards", 1)) > 1 else ", ")
         + f"{world.get('device', '?')}"
         + (f"; one of {groups} such groups" if groups > 1 else ""),
         "command": str(machine.get("command", "?")),

@@ -16,7 +16,11 @@ from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
+from regimes.job.summary import job_summary
+from regimes.monitor.text import describe_run
+from regimes.records import read_lines
 
+ROWS = "run/epochs.jsonl"
 TOPK = (("low", 40), ("high", 5))
 CASES = [
     Case(side=True, clip=0.5),  # joins the rows of a node
@@ -87,6 +91,8 @@ def test_a_job_that_was_killed_ends_in_the_same_bits(
     record = regimes.load(tmp_path / "run")
     assert (record.header["world"]["workers"], record.header["world"]["shards"]) == (2, 2)
     assert record.header["config"]["nodes"] == 2
+    assert "2 workers on 4 processes in nodes of 2" in describe_run(record.header)
+    assert "by each node" in job_summary(record.header, read_lines(tmp_path / ROWS), {}, None)
     assert len(record.epochs) == hsdp.UNITS
 
 

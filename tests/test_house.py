@@ -84,7 +84,7 @@ def test_the_study_has_few_rooms_and_arrows() -> None:
         if room_of[name] != room_of[other] and room_of[name] != "__main__"
     }
     assert len(rooms) <= 12
-    assert len(arrows) <= 16
+    assert len(arrows) <= 17  # the findings read each of six rooms
 
 
 def test_one_room_talks_to_torch_distributed() -> None:

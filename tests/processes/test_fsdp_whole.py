@@ -13,6 +13,7 @@ from ddp_scripts import fsdp, fsdp_jobs, fsdp_whole, group
 from ddp_scripts.fsdp import Case
 from torch import Tensor
 
+import regimes
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
@@ -206,11 +207,11 @@ def test_it_is_that_of_simulated_workers(words: dict[str, Any], decay: float, ha
 
 def test_process_0_says_once_what_feedback_keeps_in_memory() -> None:
     """Two residuals of 64 numbers in float32, beside a half of them; nothing without feedback."""
-    heard, nothing = group.run(fsdp_whole.said, 2, 2, {"compressor": "powersgd"})
+    heard, nothing = group.run(fsdp_whole.said, 2, 2, {"compressor": regimes.PowerSGD(rank=1)})
     assert heard.count("\n") == 1
     assert "keeps 512 B on each process" in heard
     assert "a shard of the matrices has 128 B" in heard
-    without = {"compressor": {"name": "powersgd", "error_feedback": False}}
+    without = {"compressor": regimes.PowerSGD(rank=1, error_feedback=False)}
     assert [nothing, *group.run(fsdp_whole.said, 2, 2, without)] == ["", "", ""]
 
 

@@ -153,8 +153,6 @@ def said(rank: int, ranks: int, words: dict[str, Any]) -> str:
     """What a process says as the hook is attached."""
     net: Any = fully_shard(Products([(8, 8), (9,)]), mesh=fsdp.flat_mesh(ranks))
     with contextlib.redirect_stderr(io.StringIO()) as heard:
-        hook = regimes.attach_shards(
-            net, fsdp.flat_mesh(ranks), compressor=regimes.PowerSGD(rank=1), **words
-        )
+        hook = regimes.attach_shards(net, fsdp.flat_mesh(ranks), **words)
     hook.close()
     return heard.getvalue()

@@ -49,8 +49,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from benchmarks import clock_choices
+from benchmarks import clock_choices, race, race_report
 from benchmarks.plans import (
     LOSSES,
     PLANS,
@@ -293,7 +294,7 @@ def report(losses: Losses) -> str:
             "quarter of the steps. `python -m benchmarks.clocks train` trains, `report` writes "
             "this page.",
             "",
-            "![Clocks of nine methods](clocks.png)",
+            "![Clocks of nine methods, and the speeds that they predict](clocks.png)",
             "",
             *table(clocks),
             "",
@@ -306,6 +307,7 @@ def report(losses: Losses) -> str:
             *_held_out(held_out_gaps(losses)),
             "",
             *clock_choices.section(losses, clocks),
+            *_race_lines(clocks),
         ]
     )
 
@@ -333,8 +335,87 @@ def _cell(clock: Clock | None) -> str:
     return f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def _race_lines(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
+    """Predicted beside measured speeds; none without clocks."""
+    speeds = raced_speeds(clocks)
+    if len(speeds) < 2:
+        return []
+    logs = np.log([[x.predicted, x.measured] for x in speeds]).T
+    lines = [
+        "## Beside the race",
+        "",
+        "How many times as fast as DDP an entrant of the [race](race.md) comes to 3 bits per "
+        f"byte, n = {len(speeds)}: predicted by the clock of 115k at 600 steps times the measured "
+        f"seconds of their steps, and measured. The rms of the logarithm of their ratio is "
+        f"{raced_error(speeds):.2f}, r = {np.corrcoef(logs)[0, 1]:.3f}.",
+        "",
+        "| model | link, Mbit/s | entrant | predicted | measured |",
+        "|---|---:|---|---:|---:|",
+    ]
+    for x in speeds:
+        size = race_report.PARAMETERS[x.grid]
+        words = f"| {size} | {x.link} | {x.entrant} |"
+        lines.append(f"{words} {x.predicted:.2f} | {x.measured:.2f} |")
+    return [*lines, ""]
+
+
+ENTRANTS = {  # of the race, by method
+    "rank 1": "powersgd:1",
+    "rank 2": "powersgd:2",
+    "rank 4": "powersgd:4",
+    "8 bits": "quantised-all-reduce:8",
+    "4 bits": "quantised-all-reduce:4",
+    "every 8": "dense/8",
+    "every 32": "dense/32",
+    "4 bits every 8": "quantised-all-reduce:4/8",
+}
+
+
+@dataclass(frozen=True)
+class Raced:
+    """How many times as fast as DDP an entrant of the race came to 3 bits per byte, and what its
+    clock times the seconds of their steps say."""
+
+    grid: str
+    link: int
+    entrant: str
+    predicted: float
+    measured: float
+
+
+def raced_speeds(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> list[Raced]:
+    """Of the entrants with a clock, which is that of 115k at a length, on all links and models."""
+    found = []
+    for grid in race.COURSES:
+        lines = race.read(grid)
+        for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):
+            runs = race_report.grouped(lines, link)
+            plain = _means(runs["DDP"])
+            for entrant in ENTRANTS.keys() & runs.keys():
+                clock = clock_choices.clock_at(clocks, ENTRANTS[entrant], ("115k",), length)
+                until, step = _means(runs[entrant])
+                if clock is not None and math.isfinite(until) and math.isfinite(plain[0]):
+                    predicted = clock[0] * plain[1] / step
+                    found.append(Raced(grid, link, entrant, predicted, plain[0] / until))
+    return sorted(found, key=lambda x: (x.grid, x.link, x.entrant))
+
+
+def _means(runs: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Seconds until 3 bits per byte, and of a step."""
+    until = [race_report.seconds_until(dict(run), 3.0) for run in runs]
+    return statistics.fmean(until), statistics.fmean(
+        race_report.step_seconds(dict(x)) for x in runs
+    )
+
+
+def raced_error(speeds: Sequence[Raced]) -> float:
+    """The rms of the logarithm of predicted over measured speeds."""
+    return math.sqrt(statistics.fmean(math.log(x.predicted / x.measured) ** 2 for x in speeds))
+
+
 def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> Any:
-    """The clock of each method after 600 steps, in four settings; one row a method."""
+    """The clock of each method after 600 steps, in four settings; one row a method. Beside it the
+    speeds that clocks predict for the race, and the measured ones."""
     settings = {
         "115k": ("115 k parameters, AdamW", "o", "0.0"),
         "460k": ("460 k", "s", "0.45"),
@@ -342,7 +423,7 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
         "115k, sgd": ("115 k, SGD", "^", "white"),
     }
     fig = style.figure(4.0)
-    ax = fig.subplots()
+    ax, beside = fig.subplots(1, 2, width_ratios=[1.5, 1])
     for place, (size, (words, marker, face)) in enumerate(settings.items()):
         for row, method in enumerate(reversed(LABELS)):
             clock = clocks.get((size, method, length), ())
@@ -360,13 +441,34 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     ax.set_xlim(0.0, 1.5)
     ax.set_xlabel("clock: steps without compression that one step is worth")
     ax.legend(loc="lower left", frameon=False)
-    add_headline(fig, "The clock of a method hardly depends on size, and much on the optimiser")
+    speeds = raced_speeds(clocks, length)
+    for grid, (words, marker, face) in zip(race.COURSES, settings.values(), strict=False):
+        mine = [x for x in speeds if x.grid == grid]
+        look = {"marker": marker, "markerfacecolor": face, "linestyle": "none"}
+        label = words.partition(",")[0].removesuffix(" parameters")
+        x, y = [one.predicted for one in mine], [one.measured for one in mine]
+        beside.plot(x, y, markeredgecolor="black", markersize=4.5, label=label, **look)
+    ends = [f(v for x in speeds for v in (x.predicted, x.measured)) for f in (min, max)]
+    beside.plot(ends, ends, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+    beside.set(xscale="log", yscale="log", ylabel="measured, to 3 bits per byte")
+    beside.set_xlabel("times as fast as DDP, predicted")
+    for axis in (beside.xaxis, beside.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    beside.legend(loc="upper left", frameon=False)
+    add_headline(
+        fig,
+        "A clock hardly depends on size, much on the optimiser, and says how fast a method trains",
+    )
     style.add_caption(
         fig,
         f"After {length} steps (460 k: {length // 2}, 1.8 M: {length // 4}) of GPTs on one text, "
         f"each method at its own best learning rate; means and 95 % intervals over {len(SEEDS)} "
         "seeds. A row without a mark was not trained, or no training without compression is short "
-        "enough. Signs are below 0.2.",
+        "enough. Signs are below 0.2. Right: a race on links of 20, 100 and 1000 Mbit/s, "
+        f"{len(speeds)} entrants, with clocks of 115 k; rms of the logarithm "
+        f"{raced_error(speeds):.2f}.",
     )
     return fig
 

@@ -202,3 +202,31 @@ def test_choices_and_their_regrets_are_what_the_page_says() -> None:
     columns = {"ours at best": 0, "ours": 1, "plan at best": 2, "dense": 4}
     for who, column in columns.items():
         assert cells[column] == pytest.approx(np.mean(regrets[who]), abs=6e-4), who
+
+
+def test_speeds_in_the_race_are_what_the_page_says() -> None:
+    """On the links on which whole trainings were raced."""
+    names = {**WORDS, "4 bits every 8": "quantised-all-reduce:4/8"}
+    names |= {"every 8": "dense/8", "every 32": "dense/32"}
+    runs: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for line in lines("race.jsonl"):
+        if (line["stage"], line.get("grid", "race-lm")) == ("race", "race-lm") and sum(line["steps"]) == 600:
+            time = [0.0, *np.cumsum(line["seconds"])]
+            below = next((i for i, loss in enumerate(line["loss"]) if loss <= 3), None)
+            if below is not None:
+                before = 8.0 if below == 0 else line["loss"][below - 1]
+                share = (before - 3) / (before - line["loss"][below])
+                until = time[below] + share * (time[below + 1] - time[below])
+                runs[line["link"], line["entrant"]].append((until, time[-1] / 600))
+    seen = 0
+    for link, entrant, predicted, measured in re.findall(
+        r"^\| 115 k \| (100|1000) \| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.M
+    ):
+        until, step = np.mean(runs[int(link), entrant], axis=0)
+        plain, other = np.mean(runs[int(link), "DDP"], axis=0)
+        clock = line_at(names[entrant], ("115k",), 600)
+        assert clock is not None
+        assert float(measured) == pytest.approx(plain / until, abs=0.0051)
+        assert float(predicted) == pytest.approx(clock * other / step, abs=0.0051)
+        seen += 1
+    assert seen == 12

@@ -129,3 +129,23 @@ def clock_choices() -> dict[str, float]:
         "less_low": low,
         "less_high": high,
     }
+
+
+@number
+def clock_race() -> dict[str, float]:
+    """Speeds beside DDP in the race: the rms of the logarithm of what clocks predict over what was
+    measured, of how many entrants on links, and the correlation."""
+    import numpy as np
+
+    from benchmarks.clocks import raced_error, raced_speeds
+
+    record_read("../../benchmarks/race.jsonl")
+    speeds = raced_speeds(_clocks())
+    logs = np.log([[x.predicted, x.measured] for x in speeds]).T
+    return {
+        "value": raced_error(speeds),
+        "n": len(speeds),
+        "r": float(np.corrcoef(logs)[0, 1]),
+        "least": min(x.measured for x in speeds),
+        "most": max(x.measured for x in speeds),
+    }

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .outputs import agreement, compared, frame, png, reasons, show
+from .outputs import agreement, compared, frame, picture, png, reasons, show
 
 if TYPE_CHECKING:
     from regimes.records import Record

@@ -61,6 +61,11 @@ def show(drawn: Figure | tuple[Any, ...]) -> Image:
     return Image(png(figure), alt=" ".join(figure.get_supxlabel().split()))
 
 
+def picture(path: str) -> Image:
+    """A figure that is committed, by its path seen from the folder of the notebooks."""
+    return Image(filename=path)
+
+
 def frame(table: Table) -> pd.DataFrame:
     """Rounded text, with its first column as the index."""
     return pd.DataFrame(table.rows, columns=list(table.heads)).set_index(table.heads[0])

@@ -288,10 +288,10 @@ class Plan:
         rows = {row["method"]: row for row in self.table.to_dict("records")}
         span, dense = format_time(self.known.seconds), rows[self.known.dense]
         if math.isnan(rows[self.best]["loss"]) or math.isnan(dense["loss"]):
-            steps = max(self.known.horizon(self.known.dense), self.known.horizon(self.best))
+            lengths = sorted({self.known.horizon(m) for m in (self.known.dense, self.best)})
             return (
                 f"What it ends at after {span} is not said: that needs dense's losses in the ends "
-                f"of trainings of up to {steps:,} steps (--curve, curve=)"
+                f"of trainings of {' to '.join(f'{n:,}' for n in lengths)} steps (--curve, curve=)"
             )
         ends = f"After {span} dense ends at {self._shown_loss(dense)} {self.shown.unit}"
         if self.best == self.known.dense:

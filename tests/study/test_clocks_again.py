@@ -210,7 +210,9 @@ def test_speeds_in_the_race_are_what_the_page_says() -> None:
     names |= {"every 8": "dense/8", "every 32": "dense/32"}
     runs: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for line in lines("race.jsonl"):
-        if (line["stage"], line.get("grid", "race-lm")) == ("race", "race-lm") and sum(line["steps"]) == 600:
+        if (line["stage"], line.get("grid", "race-lm")) == ("race", "race-lm") and sum(
+            line["steps"]
+        ) == 600:
             time = [0.0, *np.cumsum(line["seconds"])]
             below = next((i for i, loss in enumerate(line["loss"]) if loss <= 3), None)
             if below is not None:

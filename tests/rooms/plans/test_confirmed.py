@@ -56,7 +56,7 @@ def test_three_minutes_choose_what_trainings_confirm(tmp_path: Path) -> None:
         train,
         test,
         link="20Mbit/s,1ms",
-        seconds=12,
+        seconds=5,
         minutes=3,
         methods=METHODS,
         out=tmp_path / "plan",
@@ -81,15 +81,15 @@ def truth(
     test: tuple[torch.Tensor, torch.Tensor],
     out: Path,
 ) -> dict[str, list[float]]:
-    """The losses of three new seeds at the best of three rates, by method."""
+    """The losses of two new seeds at the better of two rates, by method."""
     _, task = read_subject(Student, train, test, None, TRAINING)
     found = {}
     with sweep.make_trainer(1, ["cpu"], task) as run:
         for name, method in plan.methods.items():
             steps, centre = plan.known.horizon(name), plan.known.best_rate(name, plan.known.length)
             cells, probes = {}, {}
-            for rate in (centre - 1, centre, centre + 1):
-                for seed in (900, 901, 902):
+            for rate in (centre, centre + 1):
+                for seed in (900, 901):
                     folder = out / f"{name} {rate} {seed}".replace("/", " ")
                     cells[folder] = configure_probe(plan.config, method, steps, rate, seed)
                     probes[folder] = Probe(name, steps, rate, seed)

@@ -72,6 +72,7 @@ __all__ = [
     "agreement",
     "compared",
     "frame",
+    "picture",
     "png",
     "reasons",
     "records",

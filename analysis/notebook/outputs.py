@@ -63,6 +63,8 @@ def show(drawn: Figure | tuple[Any, ...]) -> Image:
 
 def picture(path: str) -> Image:
     """A figure that is committed, by its path seen from the folder of the notebooks."""
+    from IPython.display import Image
+
     return Image(filename=path)
 
 

@@ -19,7 +19,7 @@ WIDE = 4  # bytes of a number
 
 
 def collectives_of(
-    chosen: Compressor, level: Level, workers: int
+    chosen: Compressor, level: Level, workers: int, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Calls by kind of one step, and each kind's share of the bytes. Where the kinds of steps
     differ, as ACP-SGD's do, the mean over them."""
@@ -28,7 +28,7 @@ def collectives_of(
     state = chosen.init(Layer("small", (SIDE, SIDE)), 0)
     state.workers = few
     generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(1, SIDE, SIDE, generator=generator)
+    gradient = torch.randn(1, SIDE, SIDE, generator=generator, dtype=dtype)
     bucket = Bucket([0], [state], [level], bool(chosen.error_feedback))
     for _ in range(chosen.phases):  # even where a level would send more than so small a layer has
         riders = Riders(waiting={NO_LAYER: torch.zeros(1)})
@@ -46,12 +46,14 @@ def collectives_of(
     return {kind: meter.calls.get(kind, 0) / chosen.phases for kind in shares}, shares
 
 
-def sends_apart(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
+def sends_apart(
+    chosen: Compressor, levels: Iterable[AnyLevel], dtype: torch.dtype = torch.float32
+) -> bool:
     """Does what a worker sends reach others as its own at one of these levels, so that more
     workers behind one link send more over it? What is averaged is added up on the way: a ring
     crosses each link once, whoever stands behind it."""
     for level in levels:
         compressor, plain = chosen.at(level)
-        if plain != DENSE and collectives_of(compressor, plain, 2)[1].keys() - {"mean"}:
+        if plain != DENSE and collectives_of(compressor, plain, 2, dtype)[1].keys() - {"mean"}:
             return True
     return False

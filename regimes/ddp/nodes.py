@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import torch
+
 from regimes.capabilities import ON_NODES, Mode, check, find_missing
 from regimes.collectives.group import nodes_between, nodes_by_name
 from regimes.collectives.launcher import node_name, on_one_node
@@ -27,6 +29,7 @@ def choose_nodes(
     modes: Collection[Mode],
     divided: bool,
     timeout: float,
+    dtype: torch.dtype = torch.float32,
 ) -> list[list[int]] | None:
     """The ranks of each node, where a node is a worker; None: each process is.
 
@@ -37,17 +40,18 @@ def choose_nodes(
         ranks: of the model's processes, which all call this.
         modes: of the job, whose parts have been checked.
         divided: layers are divided among other processes, too (tensor parallel).
+        dtype: of the gradients, in which the compressor is tried.
     """
     if given is None:
         parts = [*chosen.needed_parts()]
         lacks = any(find_missing(part.needs, [ON_NODES]) for part in parts)
         if divided or lacks or len(ranks) == 1 or on_one_node():
             return None
-        if not sends_apart(chosen.compressor, chosen.levels.values()):
-            return None
         nodes = nodes_by_name(node_name(), ranks, timeout, "attach()")
-        even = len({len(node) for node in nodes}) == 1
-        return nodes if even and 1 < len(nodes) < len(ranks) else None
+        if len({len(node) for node in nodes}) > 1 or not 1 < len(nodes) < len(ranks):
+            return None
+        # Last, because it calls the compressor, which may be a user's.
+        return nodes if sends_apart(chosen.compressor, chosen.levels.values(), dtype) else None
     if given is False:
         return None
     if divided:

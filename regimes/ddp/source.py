@@ -138,7 +138,8 @@ class DDPGradients:
         """Decide whether a node is a worker, see `ddp.nodes.choose_nodes`."""
         ranks = Group.of_torch(self.model.process_group).ranks
         divided = _tensor_parallel([*self.parameters.values()]) is not None
-        self.nodes = choose_nodes(self.given, ranks, chosen, modes, divided, timeout)
+        dtype = next(iter(self.parameters.values())).dtype
+        self.nodes = choose_nodes(self.given, ranks, chosen, modes, divided, timeout, dtype)
         self.config = {} if self.nodes is None else {"nodes": len(self.nodes)}
 
     def shared_facts(self) -> dict[str, Any]:

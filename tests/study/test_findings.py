@@ -192,7 +192,7 @@ def known() -> set[str]:
 def test_an_interval_on_a_page_is_one_of_the_records(page: Path, known: set[str]) -> None:
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"^```text\n.*?^```$", "", text, flags=re.S | re.M)  # what a command printed
-    # what docs/generate.py has filled in, from cost/measured.toml: `test_measured` has its oracle
+    # what docs/generate.py has filled in, from cost/clocks.toml: `test_measured` has its oracle
     text = re.sub(r"^<!-- [\w-]+ -->\n.*?^<!-- end -->$", "", text, flags=re.S | re.M)
     text = " ".join(text.split())
     for mean, low, high in INTERVAL.findall(text):

@@ -222,6 +222,17 @@ def test_the_order_of_imports_is_the_one_that_is_checked(page: Path) -> None:
     ]
 
 
+def test_the_tree_has_each_room() -> None:
+    """Oracle: the folders."""
+    tree = re.search(r"^regimes/\n((?:  .+\n)+)", text(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    assert tree
+    lines = [re.split(r" {2,}", line.strip())[0] for line in tree[1].splitlines()]
+    named = {name for line in lines for name in line.split(", ")}
+    rooms = {path.parent.name for path in (ROOT / "regimes").glob("*/__init__.py")}
+    assert rooms <= named
+    assert all((ROOT / "regimes" / f"{name}.py").exists() for name in named - rooms)
+
+
 def anchors(page: Path) -> set[str]:
     """What headings are called in a link."""
     heads = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text(page), flags=re.DOTALL), re.M)

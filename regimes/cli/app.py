@@ -15,6 +15,7 @@ from tyro.extras import SubcommandApp
 
 from regimes import presets
 from regimes.config import RunConfig, load_toml, override
+from regimes.console.arguments import named
 from regimes.cost.options import JobOptions
 from regimes.errors import ConfigError
 
@@ -40,11 +41,6 @@ class _App(SubcommandApp):
 
 
 app = _App()
-
-
-def named(metavar: str) -> Any:
-    """What the help calls the value of an argument, in place of its type."""
-    return tyro.conf.arg(metavar=metavar)
 
 
 Settings = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("KEY=VALUE")]]

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, named, welcome_plug_ins
+from regimes.cli.app import Settings, app, welcome_plug_ins
 from regimes.collectives.launcher import read_launch
 from regimes.config import BranchConfig
+from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
@@ -17,7 +18,7 @@ def branch(
     record: Annotated[Path, tyro.conf.Positional, named("RUN")],
     at: int,
     out: Path,
-    length: int | None = None,
+    length: Annotated[int | None, LEFT_OUT] = None,
     skip: bool = False,
     set: Settings = (),
     processes: int = 1,

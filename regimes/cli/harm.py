@@ -7,23 +7,24 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Changes, Patterns, Settings, app, named, read_configuration
+from regimes.cli.app import Changes, Patterns, Settings, app, read_configuration
 from regimes.console import stdout
+from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
 def harm(
     preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
     pulse: Changes = (),
-    minutes: float | None = None,
-    runs: int | None = None,
+    minutes: Annotated[float | None, LEFT_OUT] = None,
+    runs: Annotated[int | None, LEFT_OUT] = None,
     group: Patterns = (),
-    margin: float | None = None,
+    margin: Annotated[float | None, LEFT_OUT] = None,
     deletion: bool = True,
     parts: int = 4,
     set: Settings = (),
     first_seed: int = 0,
-    out: Path | None = None,
+    out: Annotated[Path | None, LEFT_OUT] = None,
     jobs: int = 1,
     quiet: bool = False,
 ) -> None:

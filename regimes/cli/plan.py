@@ -7,26 +7,27 @@ from typing import Annotated
 
 import tyro
 
-from regimes.cli.app import Settings, app, named, read_configuration
+from regimes.cli.app import Settings, app, read_configuration
 from regimes.console import stdout
+from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
 def plan(
     preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
-    link: Annotated[str | None, named("BANDWIDTH,LATENCY")] = None,
-    links: Path | None = None,
-    seconds: Annotated[float | str | None, named("SECONDS")] = None,
-    curve: Path | None = None,
-    loss: float | None = None,
-    step: Annotated[str | None, named("SECONDS")] = None,
+    link: Annotated[str | None, named("BANDWIDTH,LATENCY"), LEFT_OUT] = None,
+    links: Annotated[Path | None, LEFT_OUT] = None,
+    seconds: Annotated[float | str | None, named("SECONDS"), LEFT_OUT] = None,
+    curve: Annotated[Path | None, LEFT_OUT] = None,
+    loss: Annotated[float | None, LEFT_OUT] = None,
+    step: Annotated[str | None, named("SECONDS"), LEFT_OUT] = None,
     gpus: int = 1,
-    methods: Annotated[tuple[str, ...] | None, named("METHOD")] = None,
+    methods: Annotated[tuple[str, ...] | None, named("METHOD"), LEFT_OUT] = None,
     probe: Settings = (),
-    minutes: float | None = None,
-    runs: int | None = None,
+    minutes: Annotated[float | None, LEFT_OUT] = None,
+    runs: Annotated[int | None, LEFT_OUT] = None,
     set: Settings = (),
-    out: Path | None = None,
+    out: Annotated[Path | None, LEFT_OUT] = None,
     jobs: int = 1,
     quiet: bool = False,
 ) -> None:

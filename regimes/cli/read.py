@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from regimes.cli.app import Conditions, Settings, app, named, read_configuration, welcome_plug_ins
+from regimes.cli.app import Conditions, Settings, app, read_configuration, welcome_plug_ins
+from regimes.console.arguments import LEFT_OUT, named
 from regimes.cost.options import JobOptions, changed_options
 from regimes.errors import ConfigError
 
@@ -50,7 +51,7 @@ def pack(
 
 @app.command
 def frame(
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, named("FOLDER")],
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, named("FOLDER"), LEFT_OUT],
     out: Path,
     layers: bool = False,
     where: Conditions = (),
@@ -73,9 +74,9 @@ def frame(
 
 @app.command
 def detect(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RUN")],
-    detectors: Annotated[tuple[str, ...], named("DETECTOR")] = (),
-    out: Path | None = None,
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RUN"), LEFT_OUT],
+    detectors: Annotated[tuple[str, ...], named("DETECTOR"), LEFT_OUT] = (),
+    out: Annotated[Path | None, LEFT_OUT] = None,
     where: Conditions = (),
 ) -> None:
     """Replay detectors over recorded runs, without training: agreement, lead or lag, share of
@@ -101,13 +102,13 @@ def detect(
 
 @app.command
 def cost(
-    what: Annotated[tuple[str, ...], tyro.conf.Positional, named("PRESET|RUN")],
+    what: Annotated[tuple[str, ...], tyro.conf.Positional, named("PRESET|RUN"), LEFT_OUT],
     network: Annotated[str, named("BANDWIDTH,LATENCY")] = "10Gbit/s,50us",
-    workers: int | None = None,
-    algorithm: Literal["ring", "gloo", "tree", "fastest"] | None = None,
+    workers: Annotated[int | None, LEFT_OUT] = None,
+    algorithm: Annotated[Literal["ring", "gloo", "tree", "fastest"] | None, LEFT_OUT] = None,
     buckets: int = 1,
     set: Settings = (),
-    csv: Path | None = None,
+    csv: Annotated[Path | None, LEFT_OUT] = None,
     where: Conditions = (),
     job: tyro.conf.OmitArgPrefixes[JobOptions] = JobOptions(),  # noqa: B008
 ) -> None:
@@ -177,7 +178,7 @@ def report(
     network: Annotated[str, named("BANDWIDTH,LATENCY")] = "10Gbit/s,50us",
     out: Path = Path("report.html"),
     where: Conditions = (),
-    baseline: Annotated[str | None, named("SCHEDULE")] = None,
+    baseline: Annotated[str | None, named("SCHEDULE"), LEFT_OUT] = None,
 ) -> None:
     """Write one self-contained HTML page of a run or an ablation, to mail. Example: regimes report
     runs/small
@@ -197,8 +198,8 @@ def report(
 
 @app.command
 def figure(
-    name: Annotated[str | None, tyro.conf.Positional, named("NAME")] = None,
-    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD")] = (),
+    name: Annotated[str | None, tyro.conf.Positional, named("NAME"), LEFT_OUT] = None,
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD"), LEFT_OUT] = (),
 ) -> None:
     """List the figures and tables that can be made from records, or make one. Example: regimes
     figure 2 runs/small --out figures
@@ -217,8 +218,8 @@ def figure(
 
 @app.command
 def doctor(
-    records: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RECORD")] = (),
-    links: Path | None = None,
+    records: Annotated[tuple[Path, ...], tyro.conf.Positional, named("RECORD"), LEFT_OUT] = (),
+    links: Annotated[Path | None, LEFT_OUT] = None,
 ) -> None:
     """Check the installation, devices, backends and data sets; or check whether records are
     readable and unchanged. Under torchrun or srun, check whether all processes connect and are

@@ -12,7 +12,6 @@ from regimes.cli.app import (
     Names,
     Settings,
     app,
-    named,
     read_configuration,
     refuse_seed,
     welcome_plug_ins,
@@ -20,6 +19,7 @@ from regimes.cli.app import (
 from regimes.collectives.launcher import read_launch
 from regimes.config import read_value, to_dict, to_toml
 from regimes.console import stdout
+from regimes.console.arguments import LEFT_OUT, named
 from regimes.console.tables import Table
 from regimes.errors import require
 from regimes.records import sibling_difference
@@ -29,9 +29,9 @@ from regimes.records import sibling_difference
 def run(
     preset: Annotated[str, tyro.conf.Positional, named("PRESET")],
     set: Settings = (),
-    seed: int | None = None,
-    out: Path | None = None,
-    workers: int | None = None,
+    seed: Annotated[int | None, LEFT_OUT] = None,
+    out: Annotated[Path | None, LEFT_OUT] = None,
+    workers: Annotated[int | None, LEFT_OUT] = None,
     processes: int = 1,
     resume: bool = False,
     quiet: bool = False,
@@ -71,12 +71,12 @@ def _name_output(name: str) -> str:
 def ablate(
     grid: Annotated[str, tyro.conf.Positional, named("GRID")],
     set: Settings = (),
-    seeds: int | None = None,
+    seeds: Annotated[int | None, LEFT_OUT] = None,
     first_seed: int = 0,
     schedules: Names = (),
-    out: Path | None = None,
+    out: Annotated[Path | None, LEFT_OUT] = None,
     jobs: int = 1,
-    executor: Literal["slurm", "local"] | None = None,
+    executor: Annotated[Literal["slurm", "local"] | None, LEFT_OUT] = None,
     option: Settings = (),
 ) -> None:
     """Run every schedule of a grid with several seeds. Finished runs are skipped, and broken ones
@@ -119,9 +119,9 @@ def tune(
     seeds: int = 2,
     first_seed: int = 1000,
     schedules: Names = (),
-    halving: int | None = None,
-    budget: float | None = None,
-    out: Path | None = None,
+    halving: Annotated[int | None, LEFT_OUT] = None,
+    budget: Annotated[float | None, LEFT_OUT] = None,
+    out: Annotated[Path | None, LEFT_OUT] = None,
     jobs: int = 1,
 ) -> None:
     """Try values of any fields on every schedule of a grid alike, by validation data, and write the
@@ -160,7 +160,7 @@ def tune(
 
 @app.command
 def presets(
-    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD")] = (),
+    words: Annotated[tuple[str, ...], tyro.conf.Positional, named("WORD"), LEFT_OUT] = (),
 ) -> None:
     """List presets and grids, all or by words of their descriptions, or print one as TOML. Example:
     regimes presets topk gpu

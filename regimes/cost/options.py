@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from regimes.console.arguments import LEFT_OUT, named
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """A job that has not been run.
+    """Describes a job that has not been run.
 
     Attributes:
         model: a known model (gpt2-124m, llama-1b, llama-7b, resnet50, vit-b), a .toml of shapes,
@@ -40,23 +42,23 @@ class JobOptions:
         figure: file for a figure of seconds against bandwidth, .png, .svg or .pdf.
     """
 
-    model: str | None = None
-    step: str | None = None
-    items: int | None = None
-    flops: float | None = None
-    device: str | None = None
+    model: Annotated[str | None, named("MODEL"), LEFT_OUT] = None
+    step: Annotated[str | None, named("SECONDS"), LEFT_OUT] = None
+    items: Annotated[int | None, LEFT_OUT] = None
+    flops: Annotated[float | None, LEFT_OUT] = None
+    device: Annotated[str | None, named("DEVICE|SPEED"), LEFT_OUT] = None
     utilisation: float = 0.4
     nodes: int = 2
     gpus: int = 8
-    within: str | None = None
-    between: str | None = None
-    links: Path | None = None
-    worker: Literal["node", "device"] | None = None
+    within: Annotated[str | None, named("BANDWIDTH,LATENCY"), LEFT_OUT] = None
+    between: Annotated[str | None, named("BANDWIDTH,LATENCY"), LEFT_OUT] = None
+    links: Annotated[Path | None, LEFT_OUT] = None
+    worker: Annotated[Literal["node", "device"] | None, LEFT_OUT] = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     bucket_mb: float = 25.0
-    methods: tuple[str, ...] | None = None
-    json: Path | None = None
-    figure: Path | None = None
+    methods: Annotated[tuple[str, ...] | None, named("METHOD"), LEFT_OUT] = None
+    json: Annotated[Path | None, LEFT_OUT] = None
+    figure: Annotated[Path | None, LEFT_OUT] = None
 
 
 def changed_options(options: JobOptions, usual: JobOptions) -> list[str]:

@@ -107,11 +107,11 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Mode:
-    """A way in which a job runs.
+    """Says what a way to run a job (local steps, nodes as workers, ...) cannot offer to its parts.
 
     Attributes:
-        name: after "expected none": "with a sync_policy".
-        lacks: by capability: why, and what to do about it.
+        name: the end of the error "expected none ...", like "with a sync_policy".
+        lacks: by capability that is missing: why, and what to do about it.
     """
 
     name: str

@@ -22,18 +22,22 @@ Span = tuple[int, int]  # the first of some places, and the one after the last
 
 
 class Layout:
-    """Rows ``[owners, width]`` with a part of each layer: every owner has ``part`` numbers, the
-    last one's padded with zeros, and so are the gaps before the next block.
+    """Places the parts of several layers in one matrix ``[owners, width]``.
+
+    An owner is a worker that adds up a part of each layer; its row has its parts of all layers, one
+    after the other. Zeros fill the last owner's part where a layer has fewer numbers, and the gaps
+    between parts, because each part begins a new block.
 
     Args:
-        sizes: numbers of each layer.
-        owners: among which each layer is divided.
-        block: numbers that share a scale; a layer begins a block, and a whole byte of codes.
+        sizes: the number of elements of each layer.
+        owners: the number of workers among which each layer is divided.
+        block: the number of elements that share a scale. Each part also begins a whole byte of
+            packed codes.
 
     Attributes:
-        parts: numbers that an owner has of each layer.
-        starts: where each layer's part begins.
-        width: numbers of an owner, gaps included.
+        parts: the number of elements that an owner has of each layer.
+        starts: the column where each layer's part begins.
+        width: the number of columns, gaps included.
     """
 
     def __init__(self, sizes: Sequence[int], owners: int, block: int) -> None:

@@ -94,9 +94,10 @@ def layer_eigenvalues(
     max_seconds: float | None = None,
     seed: int = 0,
 ) -> dict[str, Eigenpairs]:
-    """The top eigenvalue of each layer's own diagonal block (budgets are per layer).
+    """Computes the top eigenvalue of each layer's own diagonal block of the Hessian.
 
-    A block's product differentiates by that layer alone and so costs less than a full one.
+    The budgets are per layer. A block's product differentiates by that layer alone, and so costs
+    less than a full one.
 
     Args:
         layers: names of parameters, a block for each; or by layer the names of the parameters

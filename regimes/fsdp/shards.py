@@ -38,12 +38,13 @@ _WRITE = (
 
 
 class FSDPModules:
-    """The modules of a sharded model, an ``Attached`` of a hook.
+    """Shows a hook the model that ``fully_shard`` (FSDP2) has divided, with a layer for each call.
 
     Attributes:
-        groups: all parameter groups; ``trained``: the groups with a trained parameter.
-        layers: one for each trained group, ``[ranks, numbers of a rank]``.
-        layouts: of each layer.
+        groups: what each call of ``fully_shard`` divides: a group of parameters.
+        trained: the groups with a parameter that is trained.
+        layers: one for each trained group, of shape ``[processes, elements of a process]``.
+        layouts: the places of a group's parameters in its layer, for each layer.
         mesh: the processes that divide the parameters.
     """
 
@@ -139,7 +140,11 @@ class FSDPModules:
 
 
 class FSDPParameters(FSDPModules):
-    """The same with a layer for each parameter, as DDP has them: whole gradients are exchanged."""
+    """Shows a hook the model that ``fully_shard`` has divided, with a layer for each parameter.
+
+    Whole gradients are then compressed and exchanged, as under DDP. The attributes are those of
+    `FSDPModules`.
+    """
 
     def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
         super().__init__(model, shards, weights)

@@ -123,7 +123,11 @@ class RecordOptions:
 
 
 def record_options(record: Any) -> RecordOptions:
-    """The argument ``record`` of ``attach``; ConfigError unless it is a folder, options or None."""
+    """Makes options of the argument ``record`` of ``attach``: a folder, options or None.
+
+    Raises:
+        ConfigError: it is something else.
+    """
     folder = record.folder if isinstance(record, RecordOptions) else record
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")

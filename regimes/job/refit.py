@@ -30,9 +30,10 @@ _NAMED = 3  # layers that a sentence names; it counts the others
 
 @dataclass(frozen=True)
 class Fitted:
-    """A state that fits a job.
+    """Holds a saved state after it was fitted to the layers that a job has now.
 
     Attributes:
+        state: the state, with the job's layers.
         warning: a sentence that names layers that are new or left out, if there are any.
     """
 

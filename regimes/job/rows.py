@@ -42,14 +42,17 @@ def unit_columns(
     groups: Sequence[float | None] | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """The row of a unit; what is unknown is None.
+    """Makes the row of a record for a unit; what is unknown is None.
 
     Args:
-        span: the steps ``[first, stop)`` of the job, at its usual batch size.
-        steps: of the optimiser.
-        rates: at the first step of the unit, and of the unit to come.
+        unit: its number, from 0.
+        span: its steps ``[first, stop)`` among those of the job, at the usual batch size.
+        steps: how many steps the optimiser made in it.
+        rates: the learning rates at its first step, and at the first step of the next unit.
+        batch_size: the batch size in this unit, if it is known.
+        readings: what was measured of each layer and of the model.
         groups: the rates of all parameter groups at the first step, where there are several.
-        columns: further ones, or in place of those that are unknown here.
+        columns: further columns, or values for those that are None otherwise, like the metric.
     """
     return {
         "epoch": unit,

@@ -170,7 +170,12 @@ def learning_rate(value: Any, what: str) -> float:
 
 
 def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
-    """The schedule for the arguments ``every`` and ``optimizer`` of ``attach``.
+    """Makes the schedule that says when a unit ends, from arguments of ``attach``.
+
+    Args:
+        every: steps of a unit, "epoch", or a sampler whose ``set_epoch`` ends a unit.
+        optimizer: one optimiser or a list, whose learning rate the record has; or None.
+        model: what the optimiser must train.
 
     Raises:
         ConfigError: an argument of another type; an optimiser that is missing, or that has none of

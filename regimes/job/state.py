@@ -64,7 +64,12 @@ def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def get_column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """One column of a table of layers, where a layer has it."""
+    """Takes one entry of each layer from a saved state, by layer; layers without it are left out.
+
+    Args:
+        table: by the layer's name its entries, like "memory", "residual" and "shape".
+        key: the entry.
+    """
     return {name: values[key] for name, values in table.items() if key in values}
 
 

@@ -39,8 +39,12 @@ class SpeedBlock(nn.Sequential):
 
 
 class SpeedNet(nn.Module):
-    """497,816 parameters for 10 classes at width 32, 1,972,504 at the authors' 64; blocks of w, 4 w
-    and 4 w channels. Images of at least 15 pixels."""
+    """Classifies images by a small network that trains fast, as airbench94 (Jordan, 2024) does.
+
+    A fixed convolution whitens patches of 2x2 pixels. Three blocks follow, with w, 4 w and 4 w
+    channels for a width w, and one linear layer. It has 497,816 parameters for 10 classes at width
+    32, and 1,972,504 at width 64, which is Jordan's. Images have at least 15 pixels a side.
+    """
 
     whitening: Tensor  # [2 p, channels, 2, 2]: directions of patches, and their opposites
 

@@ -15,8 +15,14 @@ LEVEL = "sent"  # the level of a method in its configuration
 
 
 def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
-    """The same training, its length and the events of its learning rate counted in steps, so that
-    it can be cut to any length. The rate then changes per step.
+    """Counts a training's length, and the changes of its learning rate, in steps.
+
+    A plan can then cut the training to any length. The rate changes after each step, no longer
+    after each epoch.
+
+    Args:
+        config: the training, in epochs or in steps.
+        per_epoch: the number of steps in an epoch.
 
     Raises:
         ConfigError: a branch, a run that ends by a budget of floats, or batches that grow.

@@ -235,7 +235,15 @@ class PlanSearch(RecordSearch[Probe]):
 
 
 def decode_probes(names: Sequence[str], facts: Mapping[str, Any]) -> list[Probe]:
-    """The runs of a round, as its line in the log has them; ValueError and its like for damage."""
+    """Reads which short runs a round of a plan made, from the line of the plan's log.
+
+    Args:
+        names: the names of these runs in the line.
+        facts: the other entries of the line.
+
+    Raises:
+        ValueError, TypeError, LookupError: the line is damaged.
+    """
     if "probes" not in facts:  # another search's, which is refused by name
         return cast("list[Probe]", names)
     probes = [

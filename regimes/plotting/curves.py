@@ -66,12 +66,15 @@ def _sent(run: Record) -> np.ndarray:
 
 
 def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
-    """Per schedule and epoch: n, the metric with its 95 % t interval, mean floats and seconds so
+    """Makes a table with a row for each schedule and epoch.
+
+    A row has n, the mean of the metric with its 95 % t interval, and the mean floats and seconds so
     far. A schedule's curve ends where the first of its seeds does; `tabulate_ends` has the ends of
     all.
 
     Args:
-        shown: default: what the runs were tested by; its name is the column's.
+        by_schedule: the runs of each schedule.
+        shown: the metric, whose name is the column's; by default what the runs were tested by.
     """
     shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []

@@ -145,8 +145,11 @@ def check_setting(runs: Sequence[Record], shared: Collection[str] = frozenset(CO
 
 
 def differing_methods(by_schedule: Groups) -> str:
-    """In what schedules that are arms of one comparison differ beside their policies; "" if in
-    nothing."""
+    """Says in which fields the schedules of a figure differ beside their policies.
+
+    Such fields are those of the method, like the compressor. The first run of a schedule stands for
+    all its seeds. The text is empty if they differ in nothing else.
+    """
     tables = [_fields_of(runs[0], METHOD) for runs in by_schedule.values()]
     return differences_text(differing_fields(tables)) if tables else ""
 

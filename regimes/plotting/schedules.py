@@ -82,7 +82,11 @@ class Schedules:
 
 
 def count_text(row: Mapping[Any, Any]) -> str:
-    """The runs of a schedule, ``n``: "2 of 3" where so many have the metric, ``logged``."""
+    """Writes how many runs a mean over seeds has: "3", or "2 of 3" if only two logged the metric.
+
+    Args:
+        row: the row of a schedule, with ``n`` runs, of which ``logged`` have the metric.
+    """
     some = 0 < row["logged"] < row["n"]
     return f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}"
 

@@ -34,7 +34,7 @@ def first_unit(header: Header) -> int:
 
 
 def trunk_of(folder: Path) -> Path | None:
-    """The folder of a branch's trunk; None for other records."""
+    """Finds the folder of the run from which a branch started; None if ``folder`` has no branch."""
     return _find_trunk(folder, branch_table(folder))
 
 
@@ -199,5 +199,10 @@ def splice_phases(before: list[tuple[int, Config]], config: Config) -> list[tupl
 
 
 def in_force(parts: list[tuple[int, Config]], unit: int) -> Config:
-    """The configuration of a unit."""
+    """Finds the configuration under which a unit was trained.
+
+    Args:
+        parts: first units, rising, each with the configuration that holds from it on.
+        unit: at or after the first of them.
+    """
     return [config for first, config in parts if first <= unit][-1]

@@ -30,10 +30,21 @@ from regimes.training.phases import Phase, differing_fields
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
-    """Start or continue the record; every process leaves with the same ``rows`` and state.
+    """Starts or continues the record of a run; all processes call it.
+
+    When it continues, or begins a branch, each process first reads the rows and the checkpoint into
+    ``run``, so that all go on from the same unit.
+
+    Args:
+        run: the run, not yet trained here.
+        out: the folder of the record.
+        resume: whether the folder has a record to continue.
 
     Returns:
-        The open record, on process 0.
+        The open record on process 0, and None on the others.
+
+    Raises:
+        RecordError: the record cannot be read or written; all processes raise it.
     """
     notes = _read_start(run, out, resume) if resume or run.phase.trunk else None
     run.header = _make_header(run)

@@ -170,9 +170,9 @@ class CallGuard:
             self._post_position(call)
             missing, waited = self._find_missing(call), time.monotonic() - start
             if waited > self.timeout:
-                raise TrainingError(_describe_absent(self.rank, call, missing, waited))
+                raise TrainingError(describe_absent(self.rank, call, missing, waited))
             if waited >= patience and missing and not warned:
-                warnings.warn(_describe_absent(self.rank, call, missing, waited), stacklevel=2)
+                warnings.warn(describe_absent(self.rank, call, missing, waited), stacklevel=2)
                 warned = True
 
     def _compare_calls(self, call: str, patience: float, group: Group) -> None:
@@ -269,7 +269,8 @@ def done_within(work: Any, seconds: float) -> bool:
     return True
 
 
-def _describe_absent(rank: int, call: str, missing: list[int], waited: float) -> str:
+def describe_absent(rank: int, call: str, missing: list[int], waited: float) -> str:
+    """That a process waits in a call which others have not made."""
     names = ", ".join(map(str, missing)) or "another one"
     return (
         f"process {rank} has waited {waited:.0f} s in {call} for process {names}: all processes "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regimes.collectives import devices
+from regimes.collectives import call_guard, devices
 from regimes.collectives.call_guard import CallGuard
 from regimes.collectives.faults import Faults, describe_loss
 from regimes.collectives.process_group import Group, abort_nccl, job_store
@@ -153,15 +154,21 @@ def exchange_posts(
     """
     store: Any = job_store(name)
     keys = [str(rank) for rank in ranks]
-    store.set(str(dist.get_rank()), json.dumps(value))
+    rank = dist.get_rank()
+    store.set(str(rank), json.dumps(value))
+    patience = min(call_guard.PATIENCE, timeout)
     try:
-        store.wait(keys, timedelta(seconds=timeout))
-    except RuntimeError as error:
-        missing = [key for key in keys if not store.check([key])]
-        raise TrainingError(
-            f"process {dist.get_rank()} has waited {timeout:.0f} s in {call} for process "
-            f"{', '.join(missing)}: all processes must call it"
-        ) from error.with_traceback(None)
+        store.wait(keys, timedelta(seconds=patience))
+    except RuntimeError:
+        missing = [other for other in ranks if not store.check([str(other)])]
+        said = call_guard.describe_absent(rank, call, missing, patience)
+        warnings.warn(said, stacklevel=2)
+        try:
+            store.wait(keys, timedelta(seconds=max(timeout - patience, 0.1)))
+        except RuntimeError as error:
+            missing = [other for other in ranks if not store.check([str(other)])]
+            said = call_guard.describe_absent(rank, call, missing, timeout)
+            raise TrainingError(said) from error.with_traceback(None)
     posts = store.multi_get(keys) if store.has_extended_api() else [store.get(x) for x in keys]
     return [json.loads(post) for post in posts]
 

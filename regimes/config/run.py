@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -419,6 +419,6 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
             )
 
 
-def in_windows(windows: Iterable[tuple[int, int]], epoch: int) -> bool:
+def in_windows(windows: Iterable[Sequence[int]], epoch: int) -> bool:
     """Is an epoch in one of the windows ``[first, stop)``?"""
     return any(first <= epoch < stop for first, stop in windows)

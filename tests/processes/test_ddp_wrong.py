@@ -61,7 +61,7 @@ TOGETHER = {
     "every without optimiser": (("ConfigError: every = 2: the hook reads the learning rate",),) * 2,
     "every of nothing": (("ConfigError: every = 0: expected a number of steps from 1 up",),) * 2,
     "foreign optimiser": (("ConfigError: optimizer: it has none of the model's parameters",),) * 2,
-    "record of no folder": (("ConfigError: record = '': expected a folder",),) * 2,
+    "record of no folder": (("ConfigError: record = RecordOptions(folder='',",),) * 2,
     "no levels": (("ConfigError: levels: Nameless has no default levels: say what low and high",),)
     * 2,
     "logged text": (("ConfigError: log: accuracy = 'good': expected a number",), ()),

@@ -86,9 +86,9 @@ def nudged(rank: int, c: RunConfig, out: Path, place: str) -> str:
     dist.destroy_process_group()
     train = loop._train_steps
 
-    def nudge(run: loop.Run, plan: loop.Plan, *rest: object) -> tuple[float, int]:
+    def nudge(run: loop.Run, plan: loop.UnitPlan, *rest: object) -> tuple[float, int]:
         trained = train(run, plan, *rest)
-        if rank == 1 and plan.unit == 1:
+        if rank == 1 and len(run.rows) == 1:
             weight = run.gradients.parameters[0].data.view(-1)
             weight[3] = torch.nextafter(weight[3], weight[3] + 1)
         return trained

@@ -259,8 +259,8 @@ def test_bits_written_as_a_decimal_are_a_whole_number() -> None:
 def test_unknown_compressor_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'powersgd'"):
         make_compressor({"name": "powerSGD"})
-    with pytest.raises(ConfigError, match=r"unknown key 'compressor\.rank'"):
-        make_compressor({"name": "powersgd", "rank": 3})
+    with pytest.raises(ConfigError, match=r"unknown key 'compressor\.ranks'"):
+        make_compressor({"name": "powersgd", "ranks": 3})
 
 
 @pytest.mark.parametrize("place", [0, 3, 7])

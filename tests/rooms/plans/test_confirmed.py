@@ -16,7 +16,7 @@ from regimes.launch import sweep
 from regimes.launch.subject import read_subject
 from regimes.plans.clock import Probe
 from regimes.plans.probes import configure_probe
-from regimes.plotting.groups import tested_by
+from regimes.plotting import groups
 
 METHODS = ("quantised-all-reduce:4", "powersgd:1", "dense/8")
 TRAINING = {
@@ -99,6 +99,6 @@ def truth(
                 record = regimes.load(folder)
                 end = record.tested_rows()[-1]["metric"]
                 assert end is not None
-                by_rate.setdefault(probe.rate, []).append(tested_by(record).factor * end)
+                by_rate.setdefault(probe.rate, []).append(groups.tested_by(record).factor * end)
             found[name] = min(by_rate.values(), key=statistics.fmean)
     return found

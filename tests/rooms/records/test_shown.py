@@ -138,6 +138,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from regimes.console.notebook import Stopped
 shell = InteractiveShell()
 shell.user_ns["regimes"] = regimes
+shell.Completer.jedi_compute_type_timeout = 0  # else types of as many names as 400 ms allow
 with provisionalcompleter():
     found = {one.text for one in shell.Completer.completions("regimes.", 8)}
 assert {*regimes.__all__} <= found, {*regimes.__all__} - found

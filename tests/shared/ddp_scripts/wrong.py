@@ -41,6 +41,7 @@ def heard(rank: int, name: str, folder: Path | None = None) -> dict[str, Any]:
     start, printed = time.monotonic(), io.StringIO()
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(printed):
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", ".*the earlier spelling goes with", FutureWarning)
         try:
             WAYS[name](rank, folder)
             said = []

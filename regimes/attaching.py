@@ -183,9 +183,9 @@ def attach_replicas(
         scatter: How gradients are reduced within each replica, ``QuantisedScatter(bits=8)`` or
             ``{"level": 8}``. It has one level, and no error feedback. Without it FSDP2's own
             reduce-scatter runs. See docs/how-to/fsdp.md.
-        gather: How weights are gathered within each replica, as in `attach_shards`. optimizer,
-            compressor, policy, signal, seed, start_compressing_after, every, record, scaler,
-            timeout: As in `attach`.
+        gather: How weights are gathered within each replica, as in `attach_shards`.
+        optimizer, compressor, policy, signal, seed, start_compressing_after: As in `attach`.
+        every, record, scaler, timeout: As in `attach`.
 
     Returns:
         The hook, as in `attach`.

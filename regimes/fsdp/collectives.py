@@ -364,15 +364,21 @@ class ReplicaSteps(_ModuleCollectives, HookSteps):
             memory.load_shared_state(state.get("within", {}).get(layer.name, {"step": 0}))
 
 
-class _ReduceScatter:
-    """The reduce-scatter of one module, for ``FSDPModule.set_custom_reduce_scatter``."""
+class _Collective:
+    """What stands in for a collective of FSDP2, with memory as the usual one has."""
 
-    def __init__(self, place: int, steps: _ModuleCollectives, usual: Any) -> None:
-        self.place, self.steps, self.usual = place, steps, usual
+    usual: Any
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate as torch's own collective does, which may need special memory."""
         return self.usual.allocate(size, dtype=dtype, device=device)
+
+
+class _ReduceScatter(_Collective):
+    """The reduce-scatter of one module, for ``FSDPModule.set_custom_reduce_scatter``."""
+
+    def __init__(self, place: int, steps: _ModuleCollectives, usual: Any) -> None:
+        self.place, self.steps, self.usual = place, steps, usual
 
     def __call__(
         self,
@@ -392,7 +398,7 @@ class _ReduceScatter:
         )
 
 
-class _AllGather:
+class _AllGather(_Collective):
     """The all-gather of one module's weights, for ``FSDPModule.set_custom_all_gather``.
 
     All processes compute with the rounded weights, their own included; the sharded weights, which
@@ -403,10 +409,6 @@ class _AllGather:
     def __init__(self, steps: _ModuleCollectives, weights: Weights, group: ParameterGroup) -> None:
         self.steps, self.weights, self.usual = steps, weights, group.gather
         self.pieces = group.make_layout(steps.within.workers, frozen=True).pieces
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate as torch's own collective does, which may need special memory."""
-        return self.usual.allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -25,27 +25,20 @@ def test_the_version(command: Command) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.__all__ if verb != "app"])
-def test_the_help_of_a_command_has_neither_none_nor_str(
+def test_the_help_of_a_command_names_what_it_takes(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """PRESET, not the type STR, nor a default that is none."""
     monkeypatch.setattr("sys.argv", ["regimes", verb, "--help"])
     with pytest.raises(SystemExit):
         app.cli(prog="regimes")
-    shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+    printed = capsys.readouterr().out
+    shown = " ".join(printed.replace("│", "").split())
     assert "None" not in shown
     assert "(default: )" not in shown
     assert not re.search(r"--\S+ \S*STR\b", shown)
 
-
-@pytest.mark.parametrize("verb", [verb for verb in cli.__all__ if verb != "app"])
-def test_the_help_of_a_command_names_what_it_takes(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """PRESET, not the type STR."""
-    monkeypatch.setattr("sys.argv", ["regimes", verb, "--help"])
-    with pytest.raises(SystemExit):
-        app.cli(prog="regimes")
-    usage, _, _ = capsys.readouterr().out.partition("\n\n")
+    usage, _, _ = printed.partition("\n\n")
     taken = re.sub(r"\[-[^\]]*\]|--\S+ \S+", "", usage)
     assert not re.search(r"\b(STR|PATH|None)\b", taken), usage
 

@@ -27,7 +27,7 @@ from regimes.errors import ConfigError, RegimesError, TrainingError
 # in gloo's errors: processes do not connect; and the address that one of them has announced
 _CONNECTING = re.compile(r"timed out connecting|connect timeout", re.I)
 _OWN_ADDRESS = re.compile(r"remote=\[(127\.[\d.]+|::1)\]")
-_LAST_WORDS = 1.0  # seconds in which a process that leaves says so: it leaves its groups first
+_LAST_WORDS = 3.0  # seconds in which a process that leaves says so: it leaves its groups first
 _ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lost
 
 

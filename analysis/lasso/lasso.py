@@ -89,25 +89,23 @@ def lasso(s: Setting, runs: list[Record]) -> style.Drawing:
 
 
 def _title(s: Setting, chances: pd.DataFrame, below: pd.DataFrame | None) -> str:
-    """How careful the lemma's bound is, whether noise hides the mean at the solution, and how
-    concentrated a network's noise is beside its mean."""
-    by = chances.pivot(index="x", columns="series", values="mean")
-    sure = by.index[by["halfway: noise below γ"] >= 1 - s.epsilon]
-    bound = largest_sigma(s.halfway, s.n, s.epsilon)
-    said = "The lemma's bound on the noise is nowhere right halfway to the solution"
-    if len(sure) and bound:
-        times = f"{float(sure.max()) / bound:.2g}"
-        said = (
-            f"Halfway to the solution the lemma's bound on the noise is {times} times too careful"
-        )
-    if by["at the solution: noise below γ"].max() < s.epsilon:
-        said += "; at the solution noise always hides the mean"
+    """How concentrated a network's noise is beside its mean; without a network, how careful the
+    lemma's bound is."""
     if below is not None:
         whole = below[~below["panel"].str.endswith(" in layers")]
         shares = whole.groupby("series")["mean"].mean()
         mean, noise = (f"{100 * shares[f'{name}-top10']:.0f} %" for name in ("mean", "null"))
-        said += f"; of a network's mean {mean} of the energy are in its top 10 %, of noise {noise}"
-    return said
+        return (
+            f"The largest 10 % of coordinates hold {mean} of the energy of a network's mean, "
+            f"{noise} of its noise"
+        )
+    by = chances.pivot(index="x", columns="series", values="mean")
+    sure = by.index[by["halfway: noise below γ"] >= 1 - s.epsilon]
+    bound = largest_sigma(s.halfway, s.n, s.epsilon)
+    if not len(sure) or not bound:
+        return "Halfway to the solution the lemma's bound on the noise is nowhere right"
+    times = f"{float(sure.max()) / bound:.2g} times as large as the lemma's bound allows"
+    return f"Halfway to the solution the noise may be {times}"
 
 
 def _draw(ax: Axes, numbers: pd.DataFrame, lines: Lines) -> None:

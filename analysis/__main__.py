@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regimes.errors import suggest_nearest
+from regimes.base.errors import suggest_nearest
 
 from .common.command import call, start
 

@@ -39,7 +39,7 @@ from benchmarks.plans import (
     training,
 )
 from benchmarks.plans import _lines as lines_of
-from regimes.statistics import t_interval
+from regimes.base.statistics import t_interval
 
 Clocks = Mapping[tuple[str, str, int], Sequence[float]]  # by size, method and length of 115k
 OURS = "clock, at its rate"

@@ -65,13 +65,13 @@ from benchmarks.plans import (
     train_rounds,
     training,
 )
-from regimes.config import RunConfig, override_fields
-from regimes.plans.clock import Probe
-from regimes.plans.probes import in_steps
+from regimes.base.config import RunConfig, override_fields
+from regimes.base.statistics import t_interval
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import write_output
-from regimes.statistics import t_interval
+from regimes.search.plans.clock import Probe
+from regimes.search.plans.probes import in_steps
 
 PAGE = Path(__file__).with_name("clocks.md")
 OWN = Path(__file__).with_name("clocks.jsonl")

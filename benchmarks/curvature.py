@@ -41,13 +41,13 @@ from torch import Tensor, nn
 
 from benchmarks.curvature_report import markdown
 from benchmarks.harness import interleaved
-from regimes.curvature import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
-from regimes.curvature.lanczos import Krylov, lanczos, random_direction
-from regimes.curvature.spectrum import warm_start
-from regimes.models import build_model
+from regimes.base.seeding import derive_seed, make_generator
+from regimes.data.models import build_model
+from regimes.instruments.hessian import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
+from regimes.instruments.hessian.lanczos import Krylov, lanczos, random_direction
+from regimes.instruments.hessian.spectrum import warm_start
 from regimes.records import write_output
 from regimes.records.provenance import processor_name
-from regimes.seeding import derive_seed, make_generator
 
 DISTRIBUTIONS = {
     "pyhessian": "pyhessian",

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.config import RunConfig, from_dict
+from regimes.base.config import RunConfig, from_dict
 from regimes.training.build import Run, prepare_run
 from regimes.training.loop import run
 from regimes.training.optimizers import build_optimizers

@@ -50,7 +50,7 @@ from benchmarks.trainers import (
     epochs_of,
     same,
 )
-from regimes.config import RunConfig, override
+from regimes.base.config import RunConfig, override
 from regimes.records import write_output
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.faults_bench import count_lost, lines_of
 from benchmarks.trainers import Training, epochs_of, same
-from regimes.config import to_toml
-from regimes.monitor.doctor import judge_record
+from regimes.base.config import to_toml
+from regimes.cli.doctor import judge_record
 
 if TYPE_CHECKING:
     from benchmarks.faults_bench import Bench, Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 from benchmarks.trainers import Training, epochs_of, same
-from regimes.config import override
+from regimes.base.config import override
 from regimes.presets import get_preset
 
 EPOCHS = 6

@@ -45,7 +45,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 256, 4, 6, 2
 
 def model() -> Any:
     """A GPT with its embedding as its head."""
-    from regimes.models.transformer import GPT
+    from regimes.data.models.transformer import GPT
 
     return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
 

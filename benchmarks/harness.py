@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regimes.base.config import DENSE, Level
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
 from regimes.data.classification import classification_loss
-from regimes.exchange.exchange import Exchange
-from regimes.models import build_model
+from regimes.data.models import build_model
 from regimes.records.provenance import processor_name
 from regimes.training.gradients import Gradients, layer_table, set_gradients
 

@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[1]
 # Rooms that neither train nor exchange. All others count as the seams, whatever they are called:
 # at first training, ddp, collectives and local.
 OTHER_ROOMS = (
-    *("cli", "compression", "config", "console", "cost", "curvature", "data", "detectors"),
-    *("instruments", "integrations", "launch", "models", "monitor", "plotting", "policies"),
-    *("precision", "presets", "records", "reduction", "replay", "report", "seeding", "statistics"),
-    *("errors", "inputs", "__init__", "__main__"),
+    *("base", "cli", "compression", "cost", "data", "instruments", "integrations", "plotting"),
+    *("policies", "presets", "records", "search", "__init__", "__main__"),
+    # of earlier trees
+    *("config", "console", "curvature", "detectors", "launch", "models", "monitor", "precision"),
+    *("reduction", "replay", "report", "seeding", "statistics", "errors", "inputs"),
 )
 REFUSES = (
     "require",
@@ -221,7 +222,7 @@ CONCEPTS: dict[str, Rule] = {
         "check_vmap",
         "check_local_steps",
         "check_managed",
-        rooms=("training", "ddp", "local"),
+        rooms=("training", "hook", "ddp", "local"),
         once=True,
     ),
     "as_decided": named("as_decided"),

@@ -42,7 +42,7 @@ MESHES = {  # where the job goes on
 }
 ALONE = 20.0  # seconds in which the others may end by themselves
 PATIENCE = 400.0
-PRELOAD = ["torch.distributed.checkpoint.state_dict", "torch._dynamo", "regimes.ddp"]
+PRELOAD = ["torch.distributed.checkpoint.state_dict", "torch._dynamo", "regimes.hook.ddp"]
 PRELOAD += ["torch.distributed.fsdp"]
 
 

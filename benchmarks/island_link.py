@@ -47,7 +47,7 @@ VOCABULARY, CONTEXT, WIDTH, HEADS, BLOCKS, BATCH = 256, 32, 192, 4, 4, 2
 
 def model() -> Any:
     """A GPT with its embedding as its head."""
-    from regimes.models.transformer import GPT
+    from regimes.data.models.transformer import GPT
 
     return GPT(classes=VOCABULARY, sequence=CONTEXT, width=WIDTH, depth=BLOCKS, heads=HEADS)
 
@@ -138,7 +138,7 @@ def predictions() -> dict[str, float]:
 
 def crossing(sent: dict[str, float]) -> float:
     """Bytes over the link, from what the two processes of an island hand to the collectives."""
-    from regimes.network import Work
+    from regimes.cost.network import Work
 
     kinds = {k: n for k, n in sent.items() if n and k not in ("sum", "join")}
     return float(Work(0.0, 0.0, dict.fromkeys(kinds, 1.0), kinds).crossing(2, "gloo"))

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.nodes import NODES, Nodes, limit, star
-from regimes.config import RunConfig, override, to_dict
+from regimes.base.config import RunConfig, override, to_dict
 from regimes.cost.cases import recorded_work
-from regimes.network import ALGORITHMS, Network
+from regimes.cost.network import ALGORITHMS, Network
 from regimes.presets import get_preset
 from regimes.records import Record, load, write_output
 

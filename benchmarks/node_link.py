@@ -113,8 +113,8 @@ def _built(method: str) -> tuple[Any, ...]:
 def predict(rows: dict[str, dict[str, Any]]) -> None:
     """Bytes over the link in a step, and seconds at each rate, by `regimes cost`."""
     from regimes.cost import from_model, methods
+    from regimes.cost.network import Network
     from regimes.cost.options import JobOptions
-    from regimes.network import Network
 
     for method, (name, level) in METHODS.items():
         parsed = methods.parse_method(name if level == "dense" else f"{name}:{level}")

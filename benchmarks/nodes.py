@@ -269,7 +269,7 @@ class Switch:
 def _train(
     config: dict[str, Any], out: str, names: Sequence[str], rates: Sequence[int | None]
 ) -> None:
-    from regimes.config import RunConfig, from_dict
+    from regimes.base.config import RunConfig, from_dict
     from regimes.records import read_lines
     from regimes.training.loop import run
 
@@ -322,7 +322,7 @@ def _echo(times: int, size: int = 1) -> float:
 def _collectives(
     config: dict[str, Any], sizes: Sequence[int], times: int
 ) -> dict[str, list[tuple[int, float]]]:
-    """Median seconds of each kind of collective at some sizes in bytes, as `regimes.network` counts
+    """Median seconds of each kind of collective at some sizes in bytes, as the cost model counts
     them. "pairs" are two means at once, of the first and third and of the second and fourth, which
     begin together; a "seldom" one comes after `PAUSE`, when TCP has forgotten the speed of the
     link; "after" is a mean with the pass of the configuration's model before it; "quantised" are
@@ -332,7 +332,7 @@ def _collectives(
     import torch
     import torch.distributed as dist
 
-    from regimes.config import RunConfig, from_dict
+    from regimes.base.config import RunConfig, from_dict
     from regimes.training.build import prepare_run
 
     run = prepare_run(from_dict(RunConfig, config))

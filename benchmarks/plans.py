@@ -54,15 +54,15 @@ from typing import Any
 
 import numpy as np
 
-from regimes.config import RunConfig, override_fields
+from regimes.base.config import RunConfig, override_fields
+from regimes.base.statistics import LEAST, t_interval
 from regimes.cost.methods import parse_method
-from regimes.launch import search, sweep
-from regimes.plans.clock import Probe
-from regimes.plans.probes import configure_probe, in_steps, name_probe
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
-from regimes.statistics import LEAST, t_interval
+from regimes.search import search, sweep
+from regimes.search.plans.clock import Probe
+from regimes.search.plans.probes import configure_probe, in_steps, name_probe
 
 HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"

@@ -64,7 +64,7 @@ from benchmarks.entrants import (
 )
 from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 from benchmarks.race_report import DELAY, write
-from regimes.config import RunConfig, override, to_dict
+from regimes.base.config import RunConfig, override, to_dict
 from regimes.cost import cases
 from regimes.cost.models import from_module
 from regimes.data import load_task

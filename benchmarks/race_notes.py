@@ -13,8 +13,8 @@ import numpy as np
 
 from analysis.common import markov
 from benchmarks.entrants import NO_WARM_UP, PERIOD, POST_LOCAL, QUARTER
+from regimes.base.statistics import t_interval
 from regimes.presets import get_grid
-from regimes.statistics import t_interval
 
 Line = dict[str, Any]
 Runs = Mapping[str, Sequence[Line]]  # by entrant

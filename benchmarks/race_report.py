@@ -14,11 +14,11 @@ from analysis.common import markov
 from benchmarks import race_notes
 from benchmarks.entrants import DERIVED, NO_WARM_UP
 from benchmarks.race_notes import TORCH, seconds_until
+from regimes.base.statistics import t_interval
 from regimes.plotting import style
 from regimes.plotting.looks import Look
 from regimes.plotting.words import add_headline, label_ends
 from regimes.records import write_output
-from regimes.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -45,15 +45,14 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from benchmarks.harness import peak_memory
 from benchmarks.large import steps
-from regimes import report
-from regimes.monitor import watch
+from regimes.cli import report, watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.history import level_costs
+from regimes.policies.replay import detect
 from regimes.records import RecordWriter, Row, load, write_output
 from regimes.records.provenance import processor_name
-from regimes.replay import detect
 
 LAYERS = 62
 UNITS, RUNS, SHORT = (24, 1_000, 20_000), (100, 1_000), 24

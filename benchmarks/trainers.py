@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 from regimes.records import read_lines
 
 PATIENCE = 90.0  # seconds until a training that does not end counts as hanging
@@ -130,7 +130,7 @@ def _train(
     import torch
 
     import regimes
-    from regimes.errors import RegimesError
+    from regimes.base.errors import RegimesError
 
     torch.set_num_threads(1)
     os.environ.update(

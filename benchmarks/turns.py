@@ -71,7 +71,8 @@ dist.destroy_process_group()
 COMPRESSED = """
 import inspect
 from regimes.collectives.world import World
-from regimes import compression, models
+from regimes import compression
+from regimes.data import models
 from regimes.compression.reducer import Reducer
 from regimes.training.gradients import layer_table
 build = getattr(models, "build_model", None) or models.build  # earlier commits have the latter

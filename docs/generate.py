@@ -9,7 +9,7 @@ Each page of ``docs/`` is copied, with these changes:
   public module of that room: a module that is added, moved or removed needs no change here.
 - ``<!-- options: policies -->`` becomes tables of the registered names and their fields.
 - ``<!-- commands -->`` becomes the help of each subcommand.
-- ``<!-- works: parts -->`` becomes a list of what works with what, from `regimes.capabilities`.
+- ``<!-- works: parts -->`` becomes a list of what works with what (`capabilities`).
 - ``<!-- clocks -->`` becomes the table of measured clocks, from ``regimes/cost/clocks.toml``.
   The last four end at ``<!-- end -->``, and what stands between is replaced.
 - A link to a file outside ``docs/`` leads to a copy below ``tree/``, so that the same link works
@@ -53,10 +53,11 @@ LANGUAGES = {
     ".yaml": "yaml",
     ".toml": "toml",
 }  # shown, not downloaded
+REFERENCE = re.compile(r"<!-- reference: (.+?) -->")
 REGISTRIES = {
     "compressors": "regimes.compression",
     "policies": "regimes.policies",
-    "detectors": "regimes.detectors",
+    "detectors": "regimes.policies.detectors",
     "instruments": "regimes.instruments",
 }
 
@@ -65,17 +66,16 @@ REGISTRIES = {
 
 
 def modules(name: str) -> list[str]:
-    """The public modules of a room, itself first; of ``regimes`` only those that are no room."""
+    """The public modules of a room, itself first, without those that another page shows."""
     place = ROOT.joinpath(*name.split("."))
     if not place.is_dir():
         return [name]
-    pages = {path.stem for path in (ROOT / "docs" / "reference").glob("*.md")}
-    files = sorted(place.glob("*.py")) if name == "regimes" else sorted(place.rglob("*.py"))
-    found = [path.relative_to(ROOT).with_suffix("").parts for path in files]
-    plain = [parts for parts in found if not parts[-1].startswith("_")]
-    if name == "regimes":  # a module that has a page of its own is a room
-        plain = [parts for parts in plain if parts[-1] not in pages]
-    return [name, *(".".join(parts) for parts in plain)]
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md")]
+    shown = [x for page in pages for line in REFERENCE.findall(page) for x in line.split()]
+    apart = tuple(f"{x}." for x in shown if x.startswith(f"{name}."))
+    files = [path.relative_to(ROOT).with_suffix("").parts for path in sorted(place.rglob("*.py"))]
+    plain = [".".join(parts) for parts in files if not parts[-1].startswith("_")]
+    return [name, *(module for module in plain if not f"{module}.".startswith(apart))]
 
 
 def reference(names: str) -> str:
@@ -144,7 +144,7 @@ def as_toml(value: Any) -> str:
 
 def retired() -> str:
     """Every key that has left the configuration, and what is in its place."""
-    from regimes.config import RETIRED
+    from regimes.base.config import RETIRED
 
     lines = ["| key | retired in | instead |", "|---|---|---|"]
     for key, field in RETIRED.items():
@@ -157,7 +157,7 @@ FIELDS = ("key", "type", "default", "meaning")
 
 def configuration() -> str:
     """Every key of a configuration: type, default and meaning, from the dataclasses."""
-    from regimes import config
+    from regimes.base import config
 
     tables = {
         "": config.RunConfig,
@@ -261,9 +261,9 @@ def commands(_: str = "") -> str:
 
 
 def works(what: str) -> str:
-    """Lists from `regimes.capabilities`: "parts", with the ways to train in which each works;
+    """Lists from `regimes.base.capabilities`: "parts", with the ways to train in which each works;
     "modes", what each lacks; "capabilities", what each means. Equal answers are one line."""
-    from regimes.capabilities import CONDITIONS, MEANING, WAYS, find_missing
+    from regimes.base.capabilities import CONDITIONS, MEANING, WAYS, find_missing
 
     if what == "capabilities":
         return "\n".join(f"- `{name}`: {meaning}" for name, meaning in MEANING.items())
@@ -347,9 +347,9 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
-    from regimes.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
+    from regimes.base.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
+    from regimes.base.config import OuterConfig, RunConfig, override
     from regimes.compression.needs import compressor_needs
-    from regimes.config import OuterConfig, RunConfig, override
     from regimes.data import deficits
     from regimes.instruments import REGISTRY
     from regimes.instruments.needs import needs_of, signal_needs, statistic_needs

@@ -18,7 +18,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 
 def main() -> None:
     """Run the command line; an error of the user is one sentence and an exit code."""
-    from regimes.console import stdout
+    from regimes.base.console import stdout
 
     stdout.prepare_stdout()
     code = 0
@@ -39,9 +39,9 @@ def main() -> None:
 
 def _command() -> int:
     """The exit code."""
-    from regimes.console.stdout import escape_control
-    from regimes.errors import RegimesError
-    from regimes.inputs import track_inputs
+    from regimes.base.console.stdout import escape_control
+    from regimes.base.errors import RegimesError
+    from regimes.base.inputs import track_inputs
 
     try:
         from regimes.cli import app

@@ -125,7 +125,7 @@ def _no_waiting_for_disks() -> Iterator[None]:
 def _committed_archives_are_read_once() -> Iterator[None]:
     """Each archive of ``data/`` is unpacked once per worker, and its records, which are read only,
     are shared: half the time of the study's tests goes into reading them."""
-    from regimes import inputs
+    from regimes.base import inputs
     from regimes.records import archive
 
     data, original = Path(__file__).parents[1] / "data", archive.unpack_records

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from regimes.errors import ConfigError, RecordError
+from regimes.base.errors import ConfigError, RecordError
 from regimes.records import provenance, unpack_records
 from regimes.records.files import check_regular
 

@@ -22,11 +22,11 @@ from typing import Literal
 import tyro
 
 from regimes import presets
-from regimes.config import RunConfig
-from regimes.errors import ConfigError, RecordError, TrainingError, suggest_nearest
-from regimes.launch import sweep
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError, RecordError, TrainingError, suggest_nearest
 from regimes.presets.families import shorten_training
 from regimes.records import load
+from regimes.search import sweep
 
 from ..tournament.yoked import ORDERS
 from ..tournament.yoked import yoked as yoked_to

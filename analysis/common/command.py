@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from regimes.console import stdout
-from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.inputs import track_inputs
+from regimes.base.console import stdout
+from regimes.base.errors import ConfigError, RecordError, RegimesError
+from regimes.base.inputs import track_inputs
 from regimes.plotting.offered import draw_figure
 from regimes.records import write_output
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from regimes.console.tables import Table
+    from regimes.base.console.tables import Table
     from regimes.plotting.style import Drawing
 
 # the example commands in a module's docstring

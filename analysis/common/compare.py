@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import LackingError
+from regimes.base.console.tables import Table
+from regimes.base.errors import LackingError
+from regimes.base.statistics import paired_differences as paired_differences
 from regimes.plotting import looks
 from regimes.plotting.groups import BASELINES, compressed_layers, group_runs
 from regimes.plotting.groups import Groups as Groups
@@ -29,7 +30,6 @@ from regimes.plotting.schedules import (
     tabulate_differences,
 )
 from regimes.records import Record
-from regimes.statistics import paired_differences as paired_differences
 
 from .estimates import Cell, Row, as_table, number, word
 from .names import FIGURE2, PAPER

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import interval_text, p_text
-from regimes.statistics import ANY, Range, interval_names, read_interval, t_interval
+from regimes.base.console.tables import Table
+from regimes.base.console.units import interval_text, p_text
+from regimes.base.statistics import ANY, Range, interval_names, read_interval, t_interval
 
 Row = Mapping[Any, Any]
 Cell = Callable[[Row], str]

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float, Int64, UInt8
 
-from regimes.config import DataConfig, from_dict
+from regimes.base.config import DataConfig, from_dict
+from regimes.base.errors import DataError
 from regimes.data import tokens
-from regimes.errors import DataError
 from regimes.records import Record, load_all, write_output
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import p_text
+from regimes.base.console.tables import Table
+from regimes.base.console.units import p_text
+from regimes.base.statistics import correct_by_holm, p_value
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import MeanInterval, Verdict
-from regimes.statistics import correct_by_holm, p_value
 
 from .estimates import Cell, estimate, mean
 

@@ -8,7 +8,7 @@ Run, then draw (seconds)::
 Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; each curve crosses 1 at
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, at a fixed batch per worker (weak scaling). Both from recorded traffic and measured seconds
-(`cost.predict_seconds`, `regimes.network`); nothing here has been run on such a network. How well
+(`cost.predict_seconds`); nothing here has been run on such a network. How well
 the model does where it has been: `benchmarks.network`.
 """
 
@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.config import DENSE
+from regimes.base.config import DENSE
+from regimes.base.statistics import LEAST, t_interval
 from regimes.cost.cases import Case, make_cases
+from regimes.cost.network import Network, Values, Work, format_bandwidth
 from regimes.cost.predict import predict_seconds
-from regimes.network import Network, Values, Work, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import style_of
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
-from regimes.statistics import LEAST, t_interval
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs

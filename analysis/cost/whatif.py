@@ -6,7 +6,7 @@
     study.answer(Settings("low", 1000, "accordion", eta=0.3)).numbers
 
 Traffic is priced by what each layer sends in one exchange, of which a round of local steps has one;
-seconds are predicted by `regimes.network` from their measured compute and compression. The replay
+`regimes.cost` predicts seconds from their measured compute and compression. The replay
 reads the statistics of the run as it was trained, so there is no accuracy for it.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.config import DENSE
+from regimes.base.config import DENSE
+from regimes.base.errors import RecordError
 from regimes.cost.cases import Case, make_cases
-from regimes.errors import RecordError
-from regimes.network import Network, Work
+from regimes.cost.network import Network, Work
+from regimes.policies.replay import detect
+from regimes.policies.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 from regimes.records import Record, count_exchanges, separate_experiments
-from regimes.replay import detect
-from regimes.replay.replay import Rule, has_statistics, replay_rule, signal_cost
 
 DETECTORS = (
     "accordion",

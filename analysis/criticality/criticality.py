@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric
 from regimes.records import load_all

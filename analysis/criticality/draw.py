@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
+from regimes.base.statistics import LEAST
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import find_decays, tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, unit_name
-from regimes.statistics import LEAST
 
 from ..common import markov
 from ..common.estimates import Row

@@ -29,8 +29,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regimes.errors import RecordError
-from regimes.statistics import LEAST, are_alike, t_interval
+from regimes.base.errors import RecordError
+from regimes.base.statistics import LEAST, are_alike, t_interval
 
 Floats = NDArray[np.float64]
 Method = Literal["log", "harm"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.statistics import p_value
+from regimes.base.statistics import p_value
 
 from ..common.estimates import estimate
 from ..common.paired import compare

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
-from regimes.harms.rates import mean_rates
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
+from regimes.base.statistics import are_alike
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look, Metric
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
-from regimes.statistics import are_alike
+from regimes.search.harms.rates import mean_rates
 
 from ..common import markov
 from ..common.command import Files, Out, Several, by_name

@@ -20,11 +20,11 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
+from regimes.base.statistics import interval_names, ratio_interval
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
-from regimes.statistics import interval_names, ratio_interval
 
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, word

@@ -19,10 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
+from regimes.base.statistics import are_alike
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, locate_trunk
-from regimes.statistics import are_alike
 
 Pair = tuple[Record, Record]  # a branch and its trunk
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.errors import RecordError
-from regimes.harms.rates import mean_rates
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Look
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
+from regimes.search.harms.rates import mean_rates
 
 from ..common import markov
 from ..common.command import Files, Out, Several

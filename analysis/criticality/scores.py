@@ -22,13 +22,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from regimes.detectors import RelativeChange
-from regimes.errors import RecordError
-from regimes.harms.rates import mean_rates
+from regimes.base.errors import RecordError
+from regimes.base.statistics import DIGITS, correct_by_holm, p_value
 from regimes.policies.detected import signal_values
+from regimes.policies.detectors import RelativeChange
+from regimes.policies.replay.replay import has_statistics, past_epochs
 from regimes.records import Record, changed_fields
-from regimes.replay.replay import has_statistics, past_epochs
-from regimes.statistics import DIGITS, correct_by_holm, p_value
+from regimes.search.harms.rates import mean_rates
 
 from ..common.estimates import estimate
 from ..common.names import STATISTICS

@@ -21,11 +21,11 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
-from regimes.harms.rates import mean_rates
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, load_all
+from regimes.search.harms.rates import mean_rates
 
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, number, over_seeds, word

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
-from regimes.console.tables import Table
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.panels import draw_bands
 from regimes.plotting.said import MeanInterval

@@ -16,9 +16,9 @@ from pathlib import Path
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
+from regimes.policies.replay import detect
+from regimes.policies.replay.compare import Comparison
 from regimes.records import Record
-from regimes.replay import detect
-from regimes.replay.compare import Comparison
 
 from ..common.command import Files, Out, Several, name_of
 

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
-from regimes.errors import LackingError, RecordError
+from regimes.base.errors import LackingError, RecordError
 from regimes.plotting.groups import in_roles, separate_experiments
 from regimes.plotting.said import MeanInterval
+from regimes.policies.detectors import Detector, FixedWindows, NormChange, RelativeChange
+from regimes.policies.replay.compare import compare_rules
 from regimes.records import Record, load_all
-from regimes.replay.compare import compare_rules
 
 from ..common.command import Files, Out, Several, by_name
 from ..common.estimates import as_table, estimate, mean, word

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load, unit_name

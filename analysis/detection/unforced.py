@@ -18,13 +18,13 @@ from itertools import combinations, permutations
 import numpy as np
 import pandas as pd
 
-from regimes.detectors import RelativeChange
-from regimes.detectors.statistics import Statistic
-from regimes.errors import LackingError, RecordError
+from regimes.base.errors import LackingError, RecordError
+from regimes.base.statistics import kappa
 from regimes.policies.detected import signal_values
+from regimes.policies.detectors import RelativeChange
+from regimes.policies.detectors.statistics import Statistic
+from regimes.policies.replay.replay import has_statistics, past_epochs, signal_cost
 from regimes.records import Record
-from regimes.replay.replay import has_statistics, past_epochs, signal_cost
-from regimes.statistics import kappa
 
 from ..common import estimates
 from ..common.names import STATISTICS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regimes.console import stdout
+from regimes.base.console import stdout
 
 from . import pages
 from .checks import ClaimError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from regimes.console.units import p_text
+from regimes.base.console.units import p_text
 
 from .values import Interval, decimal
 from .verdicts import ALPHA, verdict

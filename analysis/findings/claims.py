@@ -21,14 +21,11 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.console.units import interval_text, p_text
-from regimes.errors import RecordError
-from regimes.plotting.groups import check_setting, check_there, tested_by
-from regimes.records import Record, load_all, write_output
-from regimes.records import summary as ends_of
-from regimes.statistics import (
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
+from regimes.base.console.units import interval_text, p_text
+from regimes.base.errors import RecordError
+from regimes.base.statistics import (
     LEAST,
     correct_by_holm,
     least_p,
@@ -36,6 +33,9 @@ from regimes.statistics import (
     p_value,
     t_interval,
 )
+from regimes.plotting.groups import check_setting, check_there, tested_by
+from regimes.records import Record, load_all, write_output
+from regimes.records import summary as ends_of
 
 from ..common.compare import LAST
 from ..common.estimates import Cell, Row, as_table, number, p, word

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
+from regimes.base.statistics import paired_differences
 from regimes.plotting.groups import decay_epochs
 from regimes.records import Record, summary
-from regimes.statistics import paired_differences
 
 from ..common import compare
 from ..common.compare import LAST

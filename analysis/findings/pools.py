@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import Record, differing_fields, identify_experiment
 
 BIT_EQUAL = (

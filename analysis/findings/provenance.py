@@ -24,9 +24,9 @@ from typing import Annotated
 import pandas as pd
 import tyro
 
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.records import find_runs, read_header, unpack_records
 from regimes.records.provenance import digest_of
 

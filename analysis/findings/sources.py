@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 from regimes.plotting import groups
 from regimes.plotting.looks import Metric
 from regimes.records import Record, load_all

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any
 
-from regimes.statistics import LEAST, p_value, t_interval
+from regimes.base.statistics import LEAST, p_value, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd

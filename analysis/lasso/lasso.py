@@ -23,10 +23,10 @@ import pandas as pd
 import tyro
 from scipy.stats import norm
 
+from regimes.base.statistics import LEAST
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name
-from regimes.statistics import LEAST
 
 from ..common.command import Files, Out, Several
 from ..common.estimates import frame_table

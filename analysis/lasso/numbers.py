@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from regimes.errors import RecordError, require
+from regimes.base.errors import RecordError, require
+from regimes.base.statistics import t_interval
 from regimes.records import Record
-from regimes.statistics import t_interval
 
 from ..common.compare import compressed_layers, group_runs
 from .model import (

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 from matplotlib.patches import Patch
 
-from regimes.errors import require, unexpected_value
-from regimes.network import Network, format_bandwidth
+from regimes.base.errors import require, unexpected_value
+from regimes.cost.network import Network, format_bandwidth
 from regimes.plotting import style
 from regimes.plotting.looks import order_schedules
 from regimes.plotting.panels import draw_bands, draw_levels, layer_name, level_palette

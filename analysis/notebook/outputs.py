@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError, suggest_nearest
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError, suggest_nearest
 from regimes.plotting import style
+from regimes.policies.replay import detect
+from regimes.policies.replay.compare import Comparison
 from regimes.records import Record
-from regimes.replay import detect
-from regimes.replay.compare import Comparison
 
 from ..common import compare
 

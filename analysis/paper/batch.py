@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.looks import Metric, styles_of

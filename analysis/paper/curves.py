@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from regimes.errors import require
+from regimes.base.errors import require
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import CLOCK as CLOCK
 from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends

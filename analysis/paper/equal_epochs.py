@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.errors import LackingError
+from regimes.base.errors import LackingError
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import decay_epochs, separate_experiments
 from regimes.plotting.looks import SPARE, level_text

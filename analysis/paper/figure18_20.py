@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import panels as drawing
 from regimes.plotting import style
 from regimes.plotting.looks import style_of

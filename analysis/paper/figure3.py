@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.detectors import Detector, FixedWindows, NormChange, RelativeChange
-from regimes.detectors.statistics import measuring_options
-from regimes.errors import LackingError
+from regimes.base.errors import LackingError
+from regimes.base.statistics import LEAST
 from regimes.plotting import style
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
+from regimes.policies.detectors import Detector, FixedWindows, NormChange, RelativeChange
+from regimes.policies.detectors.statistics import measuring_options
+from regimes.policies.replay.compare import compare_rules
 from regimes.records import Record, load_all, unit_name
-from regimes.replay.compare import compare_rules
-from regimes.statistics import LEAST
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs, schedules, whole_norm

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.errors import LackingError, RecordError
+from regimes.base.errors import LackingError, RecordError
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all, unit_name

@@ -22,9 +22,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.errors import ConfigError, suggest_nearest
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
+from regimes.base.errors import ConfigError, suggest_nearest
 from regimes.plotting.needs import Needs
 from regimes.records import load_all
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.network import Network, collective_seconds
+from regimes.cost.network import Network, collective_seconds
 from regimes.records import write_output
 
 from ..common.estimates import Cell, as_table, number, word

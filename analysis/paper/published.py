@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import canvas, looks, panels, style
 from regimes.plotting.looks import Metric, styles_of
 from regimes.plotting.words import add_headline

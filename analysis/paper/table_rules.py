@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regimes.config import DENSE, Level
+from regimes.base.config import DENSE, Level
 
 from . import published
 
@@ -57,8 +57,9 @@ class Rule:
 @functools.cache
 def _per_step(network: str, compressor: str, level: Level) -> float:
     """Floats of one step; ``compressor`` "dense" sends every parameter."""
-    from regimes import compression, models
+    from regimes import compression
     from regimes.compression.traffic import traffic_table
+    from regimes.data import models
     from regimes.training.gradients import layer_table
 
     classes = 100 if network.endswith("cifar100") else 10

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.records import Record, check_same_experiment, last_metric, load_all
 
 from ..common.command import Files, Out, Several

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from regimes.config.bounds import Count
+from regimes.base.config.bounds import Count
 from regimes.policies.base import Decision, follow_level, start_level
 from regimes.policies.history import PastEpoch, as_history, highest_rate
 from regimes.policies.schedules import LONGEST, ROUNDING, Periods

@@ -9,10 +9,10 @@ from functools import cached_property
 from math import inf
 from typing import Annotated, Any, Literal
 
-from regimes.capabilities import declared_needs
-from regimes.config import DENSE, Bounds
-from regimes.config.bounds import Count
-from regimes.errors import ConfigError, RecordError, require, unexpected_value
+from regimes.base.capabilities import declared_needs
+from regimes.base.config import DENSE, Bounds
+from regimes.base.config.bounds import Count
+from regimes.base.errors import ConfigError, RecordError, require, unexpected_value
 from regimes.policies.base import Decision, Policy, start_level
 from regimes.policies.history import History, LevelCost, PastEpoch, as_history
 from regimes.policies.ladders import Rungs

@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import Level
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket
 from regimes.compression.chunked import Chunk, largest_divisor
 from regimes.compression.kernels import batch_by_shape, cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
-from regimes.config import Level
 
 
 @dataclass(frozen=True, kw_only=True)

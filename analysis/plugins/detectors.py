@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from regimes.config import Bounded, Bounds
-from regimes.config.bounds import InnerShare, NonNegative, Positive
-from regimes.detectors.base import Online, Verdict
-from regimes.detectors.change import RelativeChange
-from regimes.detectors.fall import RelativeFall
+from regimes.base.config import Bounded, Bounds
+from regimes.base.config.bounds import InnerShare, NonNegative, Positive
+from regimes.policies.detectors.base import Online, Verdict
+from regimes.policies.detectors.change import RelativeChange
+from regimes.policies.detectors.fall import RelativeFall
 
 SMALLEST_SD = 0.01  # of the logarithm: a warm-up of equal values must not divide by zero
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from regimes.config.bounds import Count, InnerShare, Positive
-from regimes.detectors import NormChange
+from regimes.base.config.bounds import Count, InnerShare, Positive
 from regimes.policies.base import Decision, start_level
 from regimes.policies.detected import FollowsDetector
+from regimes.policies.detectors import NormChange
 from regimes.policies.history import PastEpoch
 from regimes.policies.ladders import Rungs
 

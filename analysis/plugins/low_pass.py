@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from regimes.base.config import DENSE, Level
+from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.compression.bucket import Bucket
 from regimes.compression.elementwise import Dense
-from regimes.config import DENSE, Level
-from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

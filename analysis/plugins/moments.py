@@ -42,10 +42,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import Bounded
+from regimes.base.config.bounds import Count
+from regimes.base.seeding import make_generator
 from regimes.collectives.comm import signals
 from regimes.compression.sparse import num_kept, top_indices
-from regimes.config import Bounded
-from regimes.config.bounds import Count
 from regimes.instruments.base import (
     EndOfEpochGauge,
     MeasurementContext,
@@ -54,7 +55,6 @@ from regimes.instruments.base import (
     divide_or_nan,
 )
 from regimes.instruments.support_overlap import Pair, drawn_gradients
-from regimes.seeding import make_generator
 
 PERCENTS = (1, 10)
 SHAPES = ("top1", "top10", "density")

@@ -20,16 +20,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import WORKER_GRADIENTS
+from regimes.base.capabilities import WORKER_GRADIENTS
+from regimes.base.config import DENSE, Bounded, Level
+from regimes.base.config.bounds import Count
+from regimes.base.errors import ConfigError, require
 from regimes.collectives.comm import signals
 from regimes.collectives.layers import Traffic
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
-from regimes.config import DENSE, Bounded, Level
-from regimes.config.bounds import Count
-from regimes.errors import ConfigError, require
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 from regimes.instruments.needs import UNDECLARED
 

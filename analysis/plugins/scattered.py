@@ -12,15 +12,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regimes.capabilities import MODULE_PARTS
+from regimes.base.capabilities import MODULE_PARTS
+from regimes.base.config import Level
+from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.pieces import make_pieces
 from regimes.compression.scatter import QuantisedScatter
-from regimes.config import Level
-from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

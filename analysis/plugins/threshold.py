@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Bool, Int32, Int64
 from torch import Tensor
 
+from regimes.base.config import DENSE, Level
+from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor, Unit
 from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import on_gpu
 from regimes.compression.sparse import scatter_sum
-from regimes.config import DENSE, Level
-from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
+from regimes.base.statistics import correct_by_holm
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, last_metric, load_all
-from regimes.statistics import correct_by_holm
 
 from ..common.command import Files, Out, Records
 from ..common.compare import LAST

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import MeanInterval

@@ -26,14 +26,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
+from regimes.base.statistics import p_value
 from regimes.plotting import style
 from regimes.plotting.looks import styles_of
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.records import Record, load_all
-from regimes.statistics import p_value
 
 from ..common.command import Files, Out, Records
 from ..common.estimates import as_table, estimate, mean, number, p, word

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.config import DENSE, Level
-from regimes.console.tables import Table
+from regimes.base.config import DENSE, Level
+from regimes.base.console.tables import Table
 from regimes.plotting import style
 from regimes.plotting.looks import SPARE
 from regimes.plotting.words import add_headline

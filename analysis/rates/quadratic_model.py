@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from regimes.config import DENSE, Level
+from regimes.base.config import DENSE, Level
 
 ROWS, COLUMNS = 16, 24  # of the matrix
 STEPS = 400  # of a simulation

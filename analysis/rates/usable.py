@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.looks import Metric

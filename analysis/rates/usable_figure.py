@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 from regimes.plotting import canvas, style
 from regimes.plotting.looks import find_metric, styles_of
 from regimes.plotting.said import MeanInterval

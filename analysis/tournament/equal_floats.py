@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting.looks import Metric
 
 from ..common.paired import compare

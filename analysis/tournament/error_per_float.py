@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.config import DENSE
-from regimes.console.tables import Table
-from regimes.errors import RecordError
+from regimes.base.config import DENSE
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.groups import group_runs
 from regimes.plotting.looks import SPARE, Look, level_text

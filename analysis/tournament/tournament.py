@@ -19,12 +19,12 @@ from typing import Any
 
 import pandas as pd
 
-from regimes import inputs
-from regimes.config import DENSE
-from regimes.console.tables import Table
+from regimes.base import inputs
+from regimes.base.config import DENSE
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.cost.cases import make_cases
-from regimes.errors import RecordError
-from regimes.network import Network
+from regimes.cost.network import Network
 from regimes.plotting import style
 from regimes.plotting.groups import group_runs, tested_by
 from regimes.plotting.looks import Metric

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from regimes.console.units import format_quantity
+from regimes.base.console.units import format_quantity
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import tested_by
 from regimes.plotting.said import MeanInterval

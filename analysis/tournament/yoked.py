@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from regimes.config import RunConfig, from_dict
-from regimes.detectors.baselines import place_windows
-from regimes.errors import RecordError
+from regimes.base.config import RunConfig, from_dict
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import Metric
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
+from regimes.policies.detectors.baselines import place_windows
 from regimes.records import Record, load_all
 from regimes.records.earlier import as_present
 

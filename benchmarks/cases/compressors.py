@@ -20,12 +20,12 @@ from benchmarks.cases.powersgd import Bucket, torch_hook
 from benchmarks.harness import Limits, Row, Seconds, Step, compare, interleaved, resnet18
 from benchmarks.large import gpt2
 from benchmarks.process_group import added, processes, run_process
+from regimes.base.config import DENSE, Level
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
 
 FLOOR = "three copies"
 NETWORKS = {"ResNet-18": resnet18, "GPT-2, two blocks": lambda: gpt2(768, 2)}

@@ -27,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from benchmarks.harness import Limits, Row, Seconds, compare
 from regimes.compression import kernels
-from regimes.exchange.background import Background
-from regimes.models import build_model
-from regimes.models.transformer import GPT
+from regimes.compression.background import Background
+from regimes.data.models import build_model
+from regimes.data.models.transformer import GPT
 
 WARM, STEPS, ROUNDS = 8, 5, 15
 NETWORKS = {"ResNet-18": 2, "GPT-2": 4}  # and the rank of PowerSGD

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.harness import Limits, Row, Seconds, compare, interleaved
 from benchmarks.process_group import added, processes, run_process
 from regimes.collectives.processes import ProcessWorld
-from regimes.models import build_model
+from regimes.data.models import build_model
 
 RANKS, TARGET = (1, 2, 4), 1.8
 PROCESSES, ISLANDS = 4, 2

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Limits, Row, compare, interleaved
-from regimes.config import override
+from regimes.base.config import override
 from regimes.job.clock import Clock
 from regimes.presets import get_preset
 from regimes.training.build import prepare_run

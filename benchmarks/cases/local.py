@@ -20,12 +20,12 @@ from functools import partial
 import torch
 
 from benchmarks.harness import NETS, Limits, Net, Row, child, compare, interleaved, peak_memory, sgd
+from regimes.base.config import DENSE, OuterConfig
 from regimes.collectives.world import World
 from regimes.compression.elementwise import Dense
+from regimes.compression.exchange import loss_with_flag
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, OuterConfig
 from regimes.data.classification import classification_loss
-from regimes.exchange.exchange import loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, layer_table, set_gradients

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from benchmarks.cases.simulated import WORKERS, Bare
 from benchmarks.harness import NETS, Limits, Loop, Row, child, peak_memory
+from regimes.base.config import DENSE
 from regimes.compression.elementwise import Dense
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.sparse import TopK
-from regimes.config import DENSE
 
 GRADIENT = 4 * 11_173_962 / 2**20  # MiB
 WAYS = {

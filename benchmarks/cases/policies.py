@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Limits, Row
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 from regimes.cost.cases import ITEMSIZE
 from regimes.policies import Policy, make_policy
 from regimes.policies.controller import Controller
 from regimes.policies.history import level_costs
+from regimes.policies.replay.replay import signal_cost
 from regimes.presets import select_schedules
 from regimes.records import Record
-from regimes.replay.replay import signal_cost
 from regimes.training.loop import run
 
 TARGET, LATE_TARGET = 1.01, 2.0

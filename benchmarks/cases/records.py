@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from benchmarks.harness import NETS, Limits, Loop, Row, interleaved
 from regimes import presets
+from regimes.base.config import ModelConfig, RunConfig
 from regimes.compression.powersgd import PowerSGD
-from regimes.config import ModelConfig, RunConfig
 from regimes.records import RecordWriter
 from regimes.training import loop
 

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.harness import NETS, Limits, Net, Row, compare, interleaved, sgd
+from regimes.base.config import DENSE, DataConfig
 from regimes.collectives.world import World
 from regimes.compression.elementwise import Dense
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, DataConfig
 from regimes.data.classification import classification_loss
 from regimes.data.images import CIFAR_MEAN, CIFAR_STD, PADDING, ImageBatches, Images
-from regimes.exchange.exchange import Exchange
 from regimes.training.gradients import Gradients, layer_table, set_gradients
 
 WHY = (

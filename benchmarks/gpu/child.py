@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.base.config import RunConfig, from_dict
 from regimes.collectives import connect as connecting
 from regimes.collectives.world import World
-from regimes.config import RunConfig, from_dict
 from regimes.training import build
 
 

@@ -16,8 +16,8 @@ import torch
 from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, ended, rows, short, start, trained
 from regimes import compression
+from regimes.base.errors import ConfigError, RegimesError
 from regimes.compression.kernels import TINY
-from regimes.errors import ConfigError, RegimesError
 
 INSTRUMENTS = (
     'instruments.norms.readings=["update","global","local-mean","worker0"]',

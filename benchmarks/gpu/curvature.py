@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.place import numerics
-from regimes.curvature import HessianProduct, cross_entropy, eigenvalues
-from regimes.models import build_model
-from regimes.seeding import make_generator
+from regimes.base.seeding import make_generator
+from regimes.data.models import build_model
+from regimes.instruments.hessian import HessianProduct, cross_entropy, eigenvalues
 
 
 def largest(

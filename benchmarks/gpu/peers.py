@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.place import Place, numerics
 from benchmarks.gpu.sizes import UNITS, size, text_size
 from benchmarks.gpu.timing import Timer
-from regimes.models import build_model
+from regimes.data.models import build_model
 
 
 class Task(NamedTuple):

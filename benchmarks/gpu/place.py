@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import regimes
-from regimes.config import RunConfig, override, to_dict
+from regimes.base.config import RunConfig, override, to_dict
 from regimes.data.classification import ImageTask
 from regimes.data.images import Images
-from regimes.launch.processes import die_with_parent
 from regimes.records import read_lines
+from regimes.search.processes import die_with_parent
 from regimes.training.numerics import Numerics
 
 ROOT = Path(__file__).parents[2]

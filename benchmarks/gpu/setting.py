@@ -15,9 +15,9 @@ from typing import Any
 import regimes
 from benchmarks.gpu.lines import Lines
 from benchmarks.gpu.place import Place, rows, task
-from regimes.config import RunConfig, override
-from regimes.launch import sweep
+from regimes.base.config import RunConfig, override
 from regimes.presets import get_grid
+from regimes.search import sweep
 
 GRID = "paper-cifar10-short"
 SEEDS = (1, 2, 3)

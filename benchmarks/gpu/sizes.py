@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.place import Place
-from regimes.models.transformer import GPT
+from regimes.data.models.transformer import GPT
 
 UNITS = 6  # of a measurement; the first two are not counted
 

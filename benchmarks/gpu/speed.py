@@ -25,8 +25,8 @@ from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, task
 from benchmarks.gpu.sizes import UNITS, size, text_size
 from benchmarks.gpu.timing import Timer
-from regimes.config import RunConfig, override
-from regimes.errors import ConfigError
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError
 
 WAYS = {  # compressor, level
     "dense": ("powersgd", "dense"),

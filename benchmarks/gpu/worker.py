@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.gpu.place import Place, archived, end_group
-from regimes.launch.processes import die_with_parent
+from regimes.search.processes import die_with_parent
 
 START = 120.0  # seconds that a process may take to import everything, and to decode the images
 FIRST = "alone"  # the process that has the device to itself, and the images

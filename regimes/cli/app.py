@@ -14,10 +14,10 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from regimes import presets
-from regimes.config import RunConfig, load_toml, override
-from regimes.console.arguments import named
+from regimes.base.config import RunConfig, load_toml, override
+from regimes.base.console.arguments import named
+from regimes.base.errors import ConfigError
 from regimes.cost.options import JobOptions
-from regimes.errors import ConfigError
 
 
 class _App(SubcommandApp):

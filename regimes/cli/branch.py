@@ -7,10 +7,10 @@ from typing import Annotated
 
 import tyro
 
+from regimes.base.config import BranchConfig
+from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.cli.app import Settings, app, welcome_plug_ins
 from regimes.collectives.launcher import read_launch
-from regimes.config import BranchConfig
-from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
@@ -39,7 +39,7 @@ def branch(
         processes: number of local processes that share the workers.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn_processes, train_process
+    from regimes.search.processes import spawn_processes, train_process
     from regimes.training.phases import branch_config
 
     welcome_plug_ins()

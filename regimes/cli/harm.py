@@ -7,9 +7,9 @@ from typing import Annotated
 
 import tyro
 
+from regimes.base.console import stdout
+from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.cli.app import Changes, Patterns, Settings, app, read_configuration
-from regimes.console import stdout
-from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
@@ -50,8 +50,8 @@ def harm(
         jobs: runs at a time, each on its share of the cores.
         quiet: print the answer alone.
     """
-    from regimes.console.progress import show_spending
-    from regimes.harms.harm import harm as search
+    from regimes.base.console.progress import show_spending
+    from regimes.search.harms.harm import harm as search
 
     config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import tyro
 
+from regimes.base.console import stdout
+from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.cli.app import Settings, app, read_configuration
-from regimes.console import stdout
-from regimes.console.arguments import LEFT_OUT, named
 
 
 @app.command
@@ -57,9 +57,9 @@ def plan(
         jobs: trainings at a time, each on its share of the cores.
         quiet: print the answer alone.
     """
-    from regimes.config.toml import read_pairs
-    from regimes.console.progress import show_spending
-    from regimes.plans.plan import plan as search
+    from regimes.base.config.toml import read_pairs
+    from regimes.base.console.progress import show_spending
+    from regimes.search.plans.plan import plan as search
 
     config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset

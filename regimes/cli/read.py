@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.errors import ConfigError
 from regimes.cli.app import Conditions, Settings, app, read_configuration, welcome_plug_ins
-from regimes.console.arguments import LEFT_OUT, named
 from regimes.cost.options import JobOptions, changed_options
-from regimes.errors import ConfigError
 
 
 @app.command
@@ -27,7 +27,7 @@ def watch(
         folder: folder of a run or of many runs.
         once: print the state and end.
     """
-    from regimes.monitor.watch import watch_runs as follow
+    from regimes.cli.watch import watch_runs as follow
 
     follow(folder, once=once)
 
@@ -91,8 +91,8 @@ def detect(
         out: folder for detectors.csv, pairs.csv and epochs.csv.
         where: read only runs with this value, e.g. --where optimizer.lr=0.4.
     """
+    from regimes.policies.replay.detect import KNOWN, main, parse_rule
     from regimes.records import select_while_loading
-    from regimes.replay.detect import KNOWN, main, parse_rule
 
     if any(parse_rule(text)["name"] not in KNOWN for text in detectors):
         welcome_plug_ins()
@@ -138,8 +138,8 @@ def cost(
         return
     for name in changed_options(job, JobOptions()):
         raise ConfigError(f"--{name} describes a job that has not been run: give its --model too")
+    from regimes.cost.network import Network
     from regimes.cost.predict import main
-    from regimes.network import Network
     from regimes.records import select_while_loading
 
     recorded = [Path(place).exists() and not place.endswith(".toml") for place in what]
@@ -190,7 +190,7 @@ def report(
         where: read only runs with this value, e.g. --where optimizer.lr=0.4.
         baseline: schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.report import write_report
+    from regimes.cli.report import write_report
 
     write_report(records, network, out, baseline, where)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
@@ -230,8 +230,8 @@ def doctor(
         links: file to write, with the bandwidth and latency within and between the machines of a
             launched group; regimes cost --links reads it.
     """
+    from regimes.cli.doctor import check_records, group_report, print_report
     from regimes.collectives.launcher import read_launch
-    from regimes.monitor.doctor import check_records, group_report, print_report
 
     alone = read_launch().count == 1
     if links and (records or alone):

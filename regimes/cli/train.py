@@ -8,6 +8,11 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
+from regimes.base.config import read_value, to_dict, to_toml
+from regimes.base.console import stdout
+from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.console.tables import Table
+from regimes.base.errors import require
 from regimes.cli.app import (
     Names,
     Settings,
@@ -17,11 +22,6 @@ from regimes.cli.app import (
     welcome_plug_ins,
 )
 from regimes.collectives.launcher import read_launch
-from regimes.config import read_value, to_dict, to_toml
-from regimes.console import stdout
-from regimes.console.arguments import LEFT_OUT, named
-from regimes.console.tables import Table
-from regimes.errors import require
 from regimes.records import sibling_difference
 
 
@@ -49,7 +49,7 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes.launch.processes import spawn_processes, train_process
+    from regimes.search.processes import spawn_processes, train_process
 
     given = (("seed", seed), ("workers", workers))
     config = read_configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
@@ -94,7 +94,7 @@ def ablate(
         option: parameter of submitit's executor, e.g. --option slurm_partition=gpu --option
             timeout_min=60.
     """
-    from regimes.launch import ablation
+    from regimes.search import ablation
 
     welcome_plug_ins()
     refuse_seed(set)
@@ -142,7 +142,7 @@ def tune(
         out: folder of the records; default runs/tune/GRID.
         jobs: number of runs at a time, each on its share of the cores.
     """
-    from regimes.launch import tune as tuning
+    from regimes.search import tune as tuning
 
     welcome_plug_ins()
     refuse_seed(set)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.errors import ConfigError, TrainingError
 
 _NAMED = 3  # differences in a sentence; the others are counted
 _LONGEST = 60  # letters of a value in a sentence

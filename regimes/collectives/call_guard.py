@@ -22,9 +22,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 import torch.distributed as dist
 
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives import outside
 from regimes.collectives.process_group import Group
-from regimes.errors import ConfigError, TrainingError
 
 SOON = 5.0  # seconds after which a waiting process posts its position
 PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.launcher import read_launch
-from regimes.errors import ConfigError
 
 _LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
 

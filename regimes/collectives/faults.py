@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regimes.base.errors import ConfigError, RegimesError, TrainingError
 from regimes.collectives import call_guard
 from regimes.collectives.call_guard import CallGuard, done_within
 from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
-from regimes.errors import ConfigError, RegimesError, TrainingError
 
 # in gloo's errors: processes do not connect; and the address that one of them has announced
 _CONNECTING = re.compile(r"timed out connecting|connect timeout", re.I)

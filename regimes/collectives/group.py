@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives import call_guard, devices
 from regimes.collectives.call_guard import CallGuard
 from regimes.collectives.faults import Faults, describe_loss
 from regimes.collectives.process_group import Group, abort_nccl, job_store
 from regimes.collectives.processes import ProcessWorld, TensorParallel
-from regimes.errors import ConfigError, TrainingError
 
 _groups, _meshes = itertools.count(), itertools.count()  # the same on all processes
 

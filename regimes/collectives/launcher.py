@@ -1,5 +1,5 @@
 """This process's place in the group that a launcher started, from its environment: torchrun,
-``spawn`` of ``regimes.launch``, or a plain ``srun``. No torch."""
+``spawn`` of ``regimes.search``, or a plain ``srun``. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regimes.errors import require
+from regimes.base.errors import require
 
 # the interface of processes of one machine
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"

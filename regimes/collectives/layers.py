@@ -134,7 +134,7 @@ class Traffic:
             reduce-scatter counts the parts for other workers.
         bytes: The bytes that one worker has for others: the tensor of a mean, its part of a gather,
             and of an exchange or a reduce-scatter the parts for other workers. How often they cross
-            its link depends on the algorithm of the collective (`regimes.network`,
+            its link depends on the algorithm of the collective (`regimes.cost.network`,
             ``Pattern.copies``); between two workers it is once.
     """
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regimes.base.errors import TrainingError
 from regimes.collectives.launcher import attempt_name
-from regimes.errors import TrainingError
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 SCATTER = (

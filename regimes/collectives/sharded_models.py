@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Shard
-from regimes.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as DeviceMesh  # for signatures elsewhere

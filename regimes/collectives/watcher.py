@@ -27,7 +27,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from regimes.errors import RegimesError, TrainingError
+from regimes.base.errors import RegimesError, TrainingError
 
 _POLL = 0.1  # seconds between two looks at the oldest collective
 DOUBT = 1.0  # seconds that it may take before the processes are looked at

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regimes.base.config.arguments import check_arguments
+from regimes.base.errors import ConfigError
 from regimes.collectives.sharded_models import (
     all_param_groups,
     current_parameter,
@@ -27,8 +29,6 @@ from regimes.collectives.sharded_models import (
     optimizer_rows,
 )
 from regimes.collectives.world import World
-from regimes.config.arguments import check_arguments
-from regimes.errors import ConfigError
 
 if TYPE_CHECKING:
     from regimes.collectives.sharded_models import DeviceMesh

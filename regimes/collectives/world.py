@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regimes.base.errors import ConfigError, require
 from regimes.collectives import agreement
 from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.meter import Meter
-from regimes.errors import ConfigError, require
 
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 

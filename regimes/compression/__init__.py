@@ -1,8 +1,8 @@
 """Compressors: one contract (``base``), one file per family, and the names that select them."""
 
+from regimes.base.config import Registry
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import State
-from regimes.config import Registry
 
 REGISTRY = Registry(
     "compressor",

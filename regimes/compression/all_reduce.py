@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regimes.base.config import DENSE, Bounds, Level
+from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket
@@ -32,8 +34,6 @@ from regimes.compression.codes import (
 )
 from regimes.compression.elementwise import Rounding
 from regimes.compression.layout import Noise, Spread, draw_noise, make_layout
-from regimes.config import DENSE, Bounds, Level
-from regimes.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

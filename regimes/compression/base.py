@@ -17,17 +17,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import (
+from regimes.base.capabilities import (
     CAPTURED_STEPS,
     GRADIENT_UNIT,
     LEARNING_RATE,
 )
+from regimes.base.config import DENSE, AnyLevel, Bounded, ByName, FeedbackLevel, GivenLevel, Level
+from regimes.base.errors import ConfigError, require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import add_
-from regimes.config import DENSE, AnyLevel, Bounded, ByName, FeedbackLevel, GivenLevel, Level
-from regimes.errors import ConfigError, require
 
 Own = TypeVar("Own", bound="Compressor")
 Unit = Literal["gradient", "update"]  # of a residual

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import Level
+from regimes.base.seeding import Seed, derive_seed
 from regimes.collectives.layers import Shard
 from regimes.compression.kernels import Workspace, group_alike, make_once, on_gpu, sub_
-from regimes.config import Level
-from regimes.seeding import Seed, derive_seed
 
 T = TypeVar("T")
 

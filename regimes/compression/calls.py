@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import torch
 
+from regimes.base.config import DENSE, AnyLevel, Level
 from regimes.collectives.comm import Comm, Riders
 from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket
 from regimes.compression.reducer import exchange_layers
-from regimes.config import DENSE, AnyLevel, Level
 
 SIDE, FEW = 256, 64  # of the small layer; its workers at most
 WIDE = 4  # bytes of a number

@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from regimes.base.config import Bounds, Level
+from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.kernels import cache_tensors
 from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
-from regimes.config import Bounds, Level
-from regimes.errors import require
 
 # the largest is that whose square, the size of a block, an int16 can index
 Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]

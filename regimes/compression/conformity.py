@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regimes.base.config import AnyLevel
+from regimes.base.errors import ConfigError, require
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, check_level
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import name_whole_layers
-from regimes.config import AnyLevel
-from regimes.errors import ConfigError, require
 
 SHAPES = ((6, 10), (8, 3, 3, 3), (4, 1))
 CLOSE = 1e-9  # of a layer's largest number, in float64

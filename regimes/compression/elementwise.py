@@ -15,6 +15,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regimes.base.config import DENSE, ByName, GivenLevel, Level
+from regimes.base.errors import ConfigError, require
+from regimes.base.precision import HALF
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
@@ -31,9 +34,6 @@ from regimes.compression.codes import (
 )
 from regimes.compression.kernels import on_gpu, random_rows
 from regimes.compression.layout import Layout, Noise, Spread, make_layout
-from regimes.config import DENSE, ByName, GivenLevel, Level
-from regimes.errors import ConfigError, require
-from regimes.precision import HALF
 
 BLOCK = 256  # numbers for which a layer's scale is read once
 

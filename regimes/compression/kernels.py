@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.seeding import Seed, SeedTable, draw_uniform
+from regimes.base.seeding import Seed, SeedTable, draw_uniform
 
 T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]

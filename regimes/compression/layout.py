@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+from regimes.base.seeding import Seed, draw_uniform, fill_uniform
 from regimes.compression.kernels import cache_tensors, on_gpu
-from regimes.seeding import Seed, draw_uniform, fill_uniform
 
 Wanted = tuple[Seed, int, int]  # see `draw_uniform`
 Span = tuple[int, int]  # the first of some places, and the one after the last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from regimes.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_needs
+from regimes.base.capabilities import GRADIENT_UNIT, LEARNING_RATE, Part, declared_needs
 from regimes.compression import REGISTRY, Compressor, make_compressor
 
 

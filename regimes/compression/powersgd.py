@@ -15,6 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import DENSE, Bounds, ByName, GivenLevel, Level
+from regimes.base.errors import require
+from regimes.base.precision import HALF
+from regimes.base.seeding import make_generator
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Shard, Traffic
 from regimes.compression.base import Compressor
@@ -32,10 +36,6 @@ from regimes.compression.kernels import (
     subtract_products_,
     unstack,
 )
-from regimes.config import DENSE, Bounds, ByName, GivenLevel, Level
-from regimes.errors import require
-from regimes.precision import HALF
-from regimes.seeding import make_generator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import DENSE, AnyLevel, FeedbackLevel, Level
+from regimes.base.errors import ConfigError
 from regimes.collectives.comm import Comm, Riders
 from regimes.collectives.layers import MARKS, NO_LAYER, Layer
 from regimes.collectives.world import World
@@ -25,8 +27,6 @@ from regimes.compression.bucket import Bucket
 from regimes.compression.elementwise import Dense
 from regimes.compression.kernels import on_gpu
 from regimes.compression.traffic import TrafficCheck
-from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
-from regimes.errors import ConfigError
 
 # Numbers of the layers that one kernel takes. What it needs beside them is then no more
 # than a large layer alone needs, and of a size that the C library takes again without new pages.

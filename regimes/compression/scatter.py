@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import MODULE_PARTS
+from regimes.base.capabilities import MODULE_PARTS
+from regimes.base.config import DENSE, Bounds, Level
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Piece, Traffic
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.pieces import Pieces, make_pieces
-from regimes.config import DENSE, Bounds, Level
 
 
 @dataclass

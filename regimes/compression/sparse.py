@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
+from regimes.base.config import DENSE, ByName, GivenLevel, Level
+from regimes.base.errors import require
+from regimes.base.seeding import BLOCK, Seed, draw_uniform, halves_of_words
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import Workspace, on_gpu, random_rows
-from regimes.config import DENSE, ByName, GivenLevel, Level
-from regimes.errors import require
-from regimes.seeding import BLOCK, Seed, draw_uniform, halves_of_words
 
 DRAWN = 2 * BLOCK  # random numbers that a CPU draws and compares at once
 IN_CACHE = 1 << 16  # values of short rows that it searches at once

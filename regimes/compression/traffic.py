@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from regimes.base.config import DENSE, AnyLevel, Level
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import NO_LAYER, Layer, Traffic
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
-from regimes.config import DENSE, AnyLevel, Level
-from regimes.errors import ConfigError
 
 
 class TrafficCheck:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import format_quantity
+from regimes.base.console.tables import Table
+from regimes.base.console.units import format_quantity
 from regimes.cost.job import USUAL, DataParallelJob
 from regimes.cost.methods import Method, methods_work, seconds_by_bandwidth
-from regimes.network import Network, Work, crossing_bandwidth
+from regimes.cost.network import Network, Work, crossing_bandwidth
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2

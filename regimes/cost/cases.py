@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from regimes.config import DENSE, RunConfig, as_level
-from regimes.errors import RecordError
-from regimes.network import Work, mean_step
+from regimes.base.config import DENSE, RunConfig, as_level
+from regimes.base.errors import RecordError
+from regimes.cost.network import Work, mean_step
 from regimes.policies import PastEpoch, Static, make_policy
 from regimes.policies.history import History
 from regimes.policies.schedules import period_of

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from regimes.config import DENSE
-from regimes.config.toml import read_tables
+from regimes.base.config import DENSE
+from regimes.base.config.toml import read_tables
 
 FILE = Path(__file__).with_name("clocks.toml")
 USUAL = "adamw"

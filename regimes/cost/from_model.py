@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.stdout import make_console as new_console
-from regimes.console.tables import Table
-from regimes.console.units import format_quantity
+from regimes.base.console.stdout import make_console as new_console
+from regimes.base.console.tables import Table
+from regimes.base.console.units import format_quantity
+from regimes.base.errors import ConfigError, is_whole, require
 from regimes.cost.advice import tabulate_clocks, write_advice
 from regimes.cost.job import (
     BETWEEN,
@@ -38,9 +39,8 @@ from regimes.cost.methods import (
     usual_methods,
 )
 from regimes.cost.models import MOST_FLOPS, Model, read_model
+from regimes.cost.network import FASTEST, Network, format_bandwidth
 from regimes.cost.options import JobOptions
-from regimes.errors import ConfigError, is_whole, require
-from regimes.network import FASTEST, Network, format_bandwidth
 from regimes.records import write_output, write_table
 
 SMALLEST = 1e-3  # MiB of a bucket

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regimes import inputs
+from regimes.base import inputs
+from regimes.base.errors import ConfigError, require, suggest_nearest
 from regimes.cost.models import Model
-from regimes.errors import ConfigError, require, suggest_nearest
-from regimes.network import FASTEST, SECONDS, Network, Values, Work
+from regimes.cost.network import FASTEST, SECONDS, Network, Values, Work
 
 MOST = 10**6  # nodes, GPUs of one
 LONGEST = 1e6  # seconds of a step

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regimes.base.config import DENSE, AnyLevel, RunConfig
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, AnyLevel, RunConfig
-from regimes.exchange.exchange import Exchange
-from regimes.network import Work
+from regimes.cost.network import Work
 from regimes.training.build import Run, prepare_run
 
 if TYPE_CHECKING:

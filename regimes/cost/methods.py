@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from regimes.base.config import DENSE, Level
+from regimes.base.config.toml import read_value
+from regimes.base.errors import ConfigError, require
 from regimes.compression import make_compressor
 from regimes.compression.calls import WIDE, collectives_of, sends_apart
 from regimes.compression.traffic import name_whole_layers
-from regimes.config import DENSE, Level
-from regimes.config.toml import read_value
 from regimes.cost import clocks
 from regimes.cost.job import DataParallelJob
-from regimes.errors import ConfigError, require
-from regimes.network import Work, crossing_bandwidth
+from regimes.cost.network import Work, crossing_bandwidth
 
 USUAL = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),

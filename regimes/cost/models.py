@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from regimes.base.config import Registry
+from regimes.base.config.registry import required_arguments
+from regimes.base.config.toml import read_tables
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest
 from regimes.collectives.layers import Layer
-from regimes.config import Registry
-from regimes.config.registry import required_arguments
-from regimes.config.toml import read_tables
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from regimes.config import DENSE, RunConfig
-from regimes.console.stdout import make_console as new_console
-from regimes.console.tables import Table
+from regimes.base.config import DENSE, RunConfig
+from regimes.base.console.stdout import make_console as new_console
+from regimes.base.console.tables import Table
+from regimes.base.errors import require
 from regimes.cost.cases import Case, make_cases, measure_cases
-from regimes.errors import require
-from regimes.network import Network, break_even, format_bandwidth
+from regimes.cost.network import Network, break_even, format_bandwidth
 from regimes.records import load_all, mixed_circumstances, write_table
 
 MOST = 10**9  # workers, and parts of a gradient

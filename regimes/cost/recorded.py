@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from regimes.base.config import DENSE, as_level
 from regimes.collectives.layers import Layer
 from regimes.compression import REGISTRY
-from regimes.config import DENSE, as_level
 from regimes.cost.cases import recorded_work, trained_rows, uniform_level
 from regimes.cost.job import DataParallelJob, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, tabulate_methods, usual_methods
 from regimes.cost.models import Model
-from regimes.network import Network
+from regimes.cost.network import Network
 from regimes.records import Record
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from regimes.config import Registry, RunConfig
+from regimes.base.config import Registry, RunConfig
+from regimes.base.errors import ConfigError
 from regimes.data.sources import TEXTS
 from regimes.data.task import Task
-from regimes.errors import ConfigError
 from regimes.records import OWN
 
 TASKS = Registry("data set")  # beside images and texts

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
+from regimes.base.precision import full_precision
+from regimes.base.reduction import Batch, Loss, SampleMean, declare_reduction
 from regimes.collectives.world import Evaluators, World
-from regimes.config import RunConfig
 from regimes.data import images, task
 from regimes.data.deficits import make_deficit
 from regimes.data.images import ImageBatches, Split
-from regimes.errors import ConfigError
-from regimes.precision import full_precision
-from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
 
 
 @declare_reduction(SampleMean())

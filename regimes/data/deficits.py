@@ -16,11 +16,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from regimes.capabilities import NAMED_TASK, SHARED_UPDATES
-from regimes.config import Bounded, Bounds, Registry, check_windows, in_windows
-from regimes.config.bounds import Count, Positive
-from regimes.errors import require
-from regimes.seeding import make_generator
+from regimes.base.capabilities import NAMED_TASK, SHARED_UPDATES
+from regimes.base.config import Bounded, Bounds, Registry, check_windows, in_windows
+from regimes.base.config.bounds import Count, Positive
+from regimes.base.errors import require
+from regimes.base.seeding import make_generator
 
 REGISTRY = Registry(
     "deficit",

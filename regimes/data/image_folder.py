@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from regimes import inputs
+from regimes.base import inputs
+from regimes.base.errors import DataError, require
 from regimes.data.cache import UNREADABLE, cache_root, load_arrays, store_arrays
 from regimes.data.image_split import SPLIT_NAMES, ImagePlace, plain_places, split_places
 from regimes.data.tree import SPLITS, check_size, find_images, subfolders, unpack_images
-from regimes.errors import DataError, require
 
 SEVERAL = 10_000  # images from which processes pay: each takes seconds to start
 PART = 500  # images that a process decodes at once

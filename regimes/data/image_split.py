@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from regimes.base.errors import DataError
 from regimes.data.tree import SPLITS, SUFFIXES, subfolders
-from regimes.errors import DataError
 
 TEST_SHARE = 0.2
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}

@@ -22,12 +22,12 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
+from regimes.base.seeding import make_generator
 from regimes.data.deficits import Deficit
 from regimes.data.sources import CIFAR_FOLDERS, balanced_order, hold_out, limit_sizes, read_images
 from regimes.data.task import Shuffled
-from regimes.errors import DataError
-from regimes.seeding import make_generator
 
 Split = Literal["test", "validation"]
 PADDING = 4  # pixels on each side, black, before the random crop (the authors' code)

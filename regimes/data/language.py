@@ -25,8 +25,11 @@ from jaxtyping import Float, Int64, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regimes.base.config import RunConfig
+from regimes.base.errors import DataError, require
+from regimes.base.precision import full_precision
+from regimes.base.reduction import Batch, Loss, SampleMean, declare_reduction
 from regimes.collectives.world import Evaluators, World
-from regimes.config import RunConfig
 from regimes.data import task, tokens, wikitext
 from regimes.data.deficits import Deficit, make_deficit
 from regimes.data.tokens import Split
@@ -39,9 +42,6 @@ from regimes.data.windows import (
     cut_streams,
     take_windows,
 )
-from regimes.errors import DataError, require
-from regimes.precision import full_precision
-from regimes.reduction import Batch, Loss, SampleMean, declare_reduction
 
 TEST_STREAMS = 10  # side by side in the evaluation
 MAX_LOGITS = 2**22  # of an evaluation batch of windows

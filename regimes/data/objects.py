@@ -16,17 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
-from regimes import reduction
-from regimes.collectives.world import Evaluators, World
-from regimes.config import RunConfig
-from regimes.data import task
-from regimes.data.samples import Samples
-from regimes.data.task import Shuffled
-from regimes.errors import ConfigError, DataError, require
-from regimes.models import check_real
-from regimes.models.copies import attribute_tensors, copy_model, find_computed
-from regimes.precision import full_precision, is_half
-from regimes.reduction import (
+from regimes.base import reduction
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError, DataError, require
+from regimes.base.precision import full_precision, is_half
+from regimes.base.reduction import (
     IGNORED,
     Batch,
     Coupled,
@@ -36,8 +30,14 @@ from regimes.reduction import (
     Sum,
     TargetMean,
 )
-from regimes.reduction import Loss as TaskLoss
-from regimes.seeding import derive_seed
+from regimes.base.reduction import Loss as TaskLoss
+from regimes.base.seeding import derive_seed
+from regimes.collectives.world import Evaluators, World
+from regimes.data import task
+from regimes.data.models import check_real
+from regimes.data.models.copies import attribute_tensors, copy_model, find_computed
+from regimes.data.samples import Samples
+from regimes.data.task import Shuffled
 
 EVALUATED = 256  # samples of an evaluation batch
 Loss = Callable[[Any, Tensor], Tensor]  # of the model's output and the targets: a scalar

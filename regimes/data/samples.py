@@ -12,9 +12,9 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from regimes.errors import DataError, require
-from regimes.reduction import IGNORED, Batch
-from regimes.seeding import preserve_streams, seed_streams
+from regimes.base.errors import DataError, require
+from regimes.base.reduction import IGNORED, Batch
+from regimes.base.seeding import preserve_streams, seed_streams
 
 DIGESTED = 256  # samples of a data set, of which the digest is made
 

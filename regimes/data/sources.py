@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError, require, suggest_nearest
+from regimes.base.seeding import make_generator
 from regimes.data.cache import cache_root, data_root, user_path
 from regimes.data.image_folder import Arrays, load_tree
-from regimes.errors import DataError, require, suggest_nearest
-from regimes.seeding import make_generator
 
 logger = logging.getLogger(__name__)
 DIGITS_TRAIN = 1000  # of 1,797; the rest is the test set

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from regimes import models
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError, DataError
+from regimes.base.reduction import Batch, Loss
+from regimes.base.seeding import derive_seed, make_generator
 from regimes.collectives.world import Evaluators, World
-from regimes.config import RunConfig
-from regimes.errors import ConfigError, DataError
-from regimes.reduction import Batch, Loss
-from regimes.seeding import derive_seed, make_generator
+from regimes.data import models
 
 
 class Batches(ABC):

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regimes import inputs
-from regimes.config import DataConfig
+from regimes.base import inputs
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
 from regimes.data.cache import user_path
-from regimes.errors import DataError
 
 STANDARD = {name: f"wiki.{name[:5]}.tokens" for name in ("train", "validation", "test")}
 SHARE = 20  # one of so many parts is for validation, one for testing

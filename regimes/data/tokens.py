@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Int32, Int64, Integer
 from torch import Tensor
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import ConfigError, DataError, require
 from regimes.data import texts
 from regimes.data.cache import cache_root, load_arrays, store_arrays
 from regimes.data.texts import Parts
-from regimes.errors import ConfigError, DataError, require
 
 Split = Literal["train", "test", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
 from regimes.data.cache import data_root, user_path
 from regimes.data.sources import one_at_a_time, torchvision_datasets
 from regimes.data.texts import STANDARD
 from regimes.data.tokens import Corpus, make_corpus
-from regimes.errors import DataError
 
 ARCHIVE = "https://wikitext.smerity.com/wikitext-2-v1.zip"  # hosted by an author of the data set
 MD5 = "542ccefacc6c27f945fb54453812b3cd"

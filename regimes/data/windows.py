@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor
 
+from regimes.base.errors import DataError
+from regimes.base.seeding import make_generator
 from regimes.data import task
-from regimes.errors import DataError
-from regimes.seeding import make_generator
 
 Layout = Literal["streams", "contiguous", "sampled"]
 Ids = Integer[Tensor, "streams time"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regimes.config import Registry
+from regimes.base.config import Registry
 from regimes.instruments.base import Instrument
 
 REGISTRY = Registry(

@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regimes.base.config import AnyLevel
+from regimes.base.reduction import Batch, Loss
 from regimes.collectives.comm import signals
 from regimes.collectives.layers import Layer
 from regimes.collectives.whole import whole_weights
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
-from regimes.config import AnyLevel
-from regimes.reduction import Batch, Loss
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import COMPRESSED_PARTS
+from regimes.base.capabilities import COMPRESSED_PARTS
+from regimes.base.config import DENSE, AnyLevel, Bounded
+from regimes.base.config.bounds import Count
+from regimes.base.errors import ConfigError, require
 from regimes.collectives.comm import Comm
 from regimes.collectives.world import World
 from regimes.compression.bucket import Bucket
 from regimes.compression.reducer import exchange_layers
-from regimes.config import DENSE, AnyLevel, Bounded
-from regimes.config.bounds import Count
-from regimes.errors import ConfigError, require
 from regimes.instruments.base import (
     MeasurementContext,
     Reading,

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.config import Bounded, Bounds
-from regimes.config.bounds import Count
+from regimes.base.config import Bounded, Bounds
+from regimes.base.config.bounds import Count
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 
 

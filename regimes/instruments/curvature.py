@@ -1,6 +1,6 @@
 """Curvature as instruments of a run: the Hessian, the Fisher trace, critical sharpness.
 
-``regimes.curvature`` measures, on a fixed probe of the training set, with the
+``regimes.instruments.hessian`` measures, on a fixed probe of the training set, with the
 weights of the epoch's end, averaged over all processes.
 """
 
@@ -15,18 +15,22 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from regimes import reduction
-from regimes.capabilities import (
+from regimes.base import reduction
+from regimes.base.capabilities import (
     FULL_PRECISION,
     LABELS,
     PROBE,
     SAMPLES,
     UNITS_BY_CALL,
 )
+from regimes.base.config import Bounded, Bounds
+from regimes.base.config.bounds import Count, Natural, Positive
+from regimes.base.errors import TrainingError, require
+from regimes.base.reduction import Batch, Coupled, OwnMean, Sum, TargetMean
+from regimes.base.seeding import derive_seed
 from regimes.collectives.comm import mean_apart
-from regimes.config import Bounded, Bounds
-from regimes.config.bounds import Count, Natural, Positive
-from regimes.curvature import (
+from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
+from regimes.instruments.hessian import (
     HessianProduct,
     critical_sharpness,
     eigenvalues,
@@ -34,12 +38,8 @@ from regimes.curvature import (
     layer_eigenvalues,
     layer_traces,
 )
-from regimes.curvature.probe import ProcessMean
-from regimes.curvature.weights import Weight
-from regimes.errors import TrainingError, require
-from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
-from regimes.reduction import Batch, Coupled, OwnMean, Sum, TargetMean
-from regimes.seeding import derive_seed
+from regimes.instruments.hessian.probe import ProcessMean
+from regimes.instruments.hessian.weights import Weight
 
 Mode = Literal["eval", "batch-statistics"]
 SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names

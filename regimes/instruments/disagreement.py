@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from regimes.capabilities import OWN_COLLECTIVES, SEVERAL_WORKERS, WORKER_MODELS
+from regimes.base.capabilities import OWN_COLLECTIVES, SEVERAL_WORKERS, WORKER_MODELS
 from regimes.collectives.comm import signals
 from regimes.instruments.base import MeasurementContext, Reading, StatelessGauge, divide_or_nan
 

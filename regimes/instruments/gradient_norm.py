@@ -23,13 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes.capabilities import (
+from regimes.base.capabilities import (
     OPTIMIZER_STEPS,
     OWN_COLLECTIVES,
     WORKER_GRADIENTS,
 )
+from regimes.base.config import Signal
 from regimes.collectives.comm import signals
-from regimes.config import Signal
 from regimes.instruments.base import (
     MeasurementContext,
     Reading,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from regimes.capabilities import (
+from regimes.base.capabilities import (
     CONSTANT_UNIT,
     OWN_COLLECTIVES,
     SAMPLES,
@@ -14,12 +14,12 @@ from regimes.capabilities import (
     Part,
     declared_needs,
 )
-from regimes.config import Signal
-from regimes.config.recorded import RECORDED
-from regimes.detectors.statistics import INSTRUMENT, Statistic
+from regimes.base.config import Signal
+from regimes.base.config.recorded import RECORDED
 from regimes.instruments import REGISTRY
 from regimes.instruments.gradient_norm import OF_GRADIENTS, REQUIRES
 from regimes.policies import Policy
+from regimes.policies.detectors.statistics import INSTRUMENT, Statistic
 
 UNDECLARED = frozenset({WHOLE_LAYERS, SAMPLES})  # what an instrument without ``requires`` needs
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.capabilities import (
+from regimes.base.capabilities import (
     OWN_COLLECTIVES,
     SEVERAL_WORKERS,
     STEP_UPDATES,
@@ -18,9 +18,9 @@ from regimes.capabilities import (
     WORKER_GRADIENTS,
     WORKER_MODELS,
 )
+from regimes.base.config import Bounded
+from regimes.base.config.bounds import Count
 from regimes.collectives.comm import signals
-from regimes.config import Bounded
-from regimes.config.bounds import Count
 from regimes.instruments.base import (
     MeasurementContext,
     Reading,

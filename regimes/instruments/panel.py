@@ -11,11 +11,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes import capabilities
-from regimes.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
-from regimes.config import Signal
-from regimes.detectors.statistics import FIELDS, Statistic, measuring_options
-from regimes.errors import ConfigError
+from regimes.base import capabilities
+from regimes.base.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
+from regimes.base.config import Signal
+from regimes.base.errors import ConfigError
+from regimes.base.precision import is_half
 from regimes.instruments import make_instruments
 from regimes.instruments.base import (
     EndOfEpochGauge,
@@ -26,7 +26,7 @@ from regimes.instruments.base import (
 )
 from regimes.instruments.gradient_norm import Norms
 from regimes.instruments.needs import needs_of
-from regimes.precision import is_half
+from regimes.policies.detectors.statistics import FIELDS, Statistic, measuring_options
 
 Timer = Callable[[str], AbstractContextManager[Any]]
 

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import Bounded
+from regimes.base.config.bounds import Count
+from regimes.base.errors import ConfigError
 from regimes.collectives.comm import signals
-from regimes.config import Bounded
-from regimes.config.bounds import Count
-from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
 
 

@@ -28,15 +28,15 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from regimes.base.config import Bounded, Bounds
+from regimes.base.config.bounds import Count
+from regimes.base.errors import ConfigError, TrainingError, require
+from regimes.base.reduction import Batch
+from regimes.base.seeding import derive_seed, seed_generators
 from regimes.collectives.comm import signals
 from regimes.compression.sparse import num_kept, top_indices
-from regimes.config import Bounded, Bounds
-from regimes.config.bounds import Count
-from regimes.curvature.probe import preserve_model
-from regimes.errors import ConfigError, TrainingError, require
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
-from regimes.reduction import Batch
-from regimes.seeding import derive_seed, seed_generators
+from regimes.instruments.hessian.probe import preserve_model
 
 Pair = Annotated[int, Bounds("at least 2", low=2)]  # gradients to compare
 

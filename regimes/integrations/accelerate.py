@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from regimes.ddp import Hook, RecordOptions
+from regimes.hook.ddp import Hook, RecordOptions
 from regimes.integrations.shared import HookSettings, load_hook, save_hook
 
 

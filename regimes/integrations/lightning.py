@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from regimes.ddp import Hook, RecordOptions
+from regimes.hook.ddp import Hook, RecordOptions
 from regimes.integrations.shared import EVALUATED, HookSettings, collect_states, load_collected
 
 LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each step

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.attaching import attach, attach_shards
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest
 from regimes.collectives.launcher import read_launch
 from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
-from regimes.ddp import Hook, RecordOptions
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest
+from regimes.hook.attaching import attach, attach_shards
+from regimes.hook.ddp import Hook, RecordOptions
 from regimes.job.attached import on_all_processes
 from regimes.job.process_states import pack_state, unpack_state
 from regimes.job.recorder import record_options

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regimes.ddp import Hook, RecordOptions
+from regimes.hook.ddp import Hook, RecordOptions
 from regimes.integrations.shared import HookSettings, load_hook, save_hook
 
 SUMMARY = "train_runtime"  # is only in the one entry about the whole job

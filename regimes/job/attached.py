@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from regimes import policies
+from regimes.base.config import Signal
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.collectives.claims import Claims
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import is_divided
-from regimes.config import Signal
-from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose_instruments

@@ -11,13 +11,8 @@ from numbers import Integral, Real
 from typing import Any, cast, get_args
 
 from regimes import compression, policies
-from regimes.capabilities import Part
-from regimes.compression import Compressor
-from regimes.compression.base import check_level, has_feedback
-from regimes.compression.elementwise import Dense
-from regimes.compression.needs import compressor_parts
-from regimes.compression.scatter import QuantisedScatter
-from regimes.config import (
+from regimes.base.capabilities import Part
+from regimes.base.config import (
     DENSE,
     AnyLevel,
     FeedbackLevel,
@@ -27,8 +22,13 @@ from regimes.config import (
     is_by_name,
     plain_levels,
 )
-from regimes.config.bounds import LONGEST, SECONDS
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.config.bounds import LONGEST, SECONDS
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.compression import Compressor
+from regimes.compression.base import check_level, has_feedback
+from regimes.compression.elementwise import Dense
+from regimes.compression.needs import compressor_parts
+from regimes.compression.scatter import QuantisedScatter
 from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.job.probe import CurvatureProbe

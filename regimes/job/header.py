@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 
+from regimes.base.config import AnyLevel
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.traffic import costs_per_step
-from regimes.config import AnyLevel
 from regimes.job.rows import layer_entries
 from regimes.records import Header, provenance
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from regimes.base.config import AnyLevel
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.traffic import costs_per_step
-from regimes.config import AnyLevel
 from regimes.instruments.panel import Panel
 from regimes.job.rows import NO_BATCH, NO_SYNC
 from regimes.job.state import FORMAT, Part, State, by_layer, layer_shapes

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.reduction import tensors_in
 from regimes.instruments import make_instruments
-from regimes.reduction import tensors_in
 
 _ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
 # of what is exchanged, without any
@@ -36,7 +36,9 @@ class CurvatureProbe:
     @property
     def sample_count(self) -> int:
         """How many this process has; all must have as many."""
-        from regimes.curvature.probe import batch_size  # a hook without a probe has no curvature
+        from regimes.instruments.hessian.probe import (
+            batch_size,  # a hook without a probe has no curvature
+        )
 
         return sum(batch_size(batch) for batch in self.batches)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.sharded_models import saved_names
-from regimes.errors import ConfigError
 from regimes.job.attached import AttachedJob
 from regimes.job.move_residuals import Residuals, on_process, overlaps
 from regimes.job.refit import damage_refused

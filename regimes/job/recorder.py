@@ -24,10 +24,10 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from regimes import compression, policies
-from regimes.errors import ConfigError, RecordError, is_whole, require, unexpected_value
+from regimes.base.errors import ConfigError, RecordError, is_whole, require, unexpected_value
+from regimes.base.precision import full_precision
 from regimes.job.given import GivenInstruments, GivenProbe
 from regimes.job.reporters import Reporters
-from regimes.precision import full_precision
 from regimes.records import (
     OWN,
     Header,

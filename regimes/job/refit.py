@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from regimes.base.config.retired import RETIRED
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
-from regimes.config.retired import RETIRED
-from regimes.errors import ConfigError
 from regimes.job.state import State
 from regimes.policies.controller import Row
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partialmethod
 from typing import Any, Protocol, runtime_checkable
 
-from regimes.console.notebook import Line, in_notebook
-from regimes.console.units import metric_unit
-from regimes.errors import RecordError
+from regimes.base.console.notebook import Line, in_notebook
+from regimes.base.console.units import metric_unit
+from regimes.base.errors import RecordError
 from regimes.job.termination import Terminated
 from regimes.records import Header, Row, number_of_units, run_name, unit_name
 

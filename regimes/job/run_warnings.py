@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 from regimes.policies import REGISTRY, make_policy
 from regimes.records import Header, Row, count_units
 

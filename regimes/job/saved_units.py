@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regimes.base.errors import RegimesError
 from regimes.collectives.processes import ProcessWorld
-from regimes.errors import RegimesError
 from regimes.job.recorder import JobRecorder
 from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import State

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-from regimes.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.base.errors import ConfigError, is_whole, require, unexpected_value
 
 
 class _JoinedOptimizers:

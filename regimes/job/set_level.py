@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regimes.config import DENSE
-from regimes.errors import ConfigError, suggest_nearest
+from regimes.base.config import DENSE
+from regimes.base.errors import ConfigError, suggest_nearest
 from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.records import Row

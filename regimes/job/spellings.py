@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
+from regimes.base.errors import ConfigError
 from regimes.compression import REGISTRY, Compressor
-from regimes.errors import ConfigError
 from regimes.job.recorder import RecordOptions
 
 P = ParamSpec("P")

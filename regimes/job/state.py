@@ -27,8 +27,8 @@ from typing import Any
 
 from torch import Tensor
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
-from regimes.errors import ConfigError
 
 FORMAT = 4
 State = dict[str, Any]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from regimes.console.units import format_quantity
+from regimes.base.console.units import format_quantity
 from regimes.records import Header, Row, describe_whole_layers, sum_sent
 
 

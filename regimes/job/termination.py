@@ -13,7 +13,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from regimes.errors import TrainingError, unexpected_value
+from regimes.base.errors import TrainingError, unexpected_value
 
 _GRACE = "REGIMES_GRACE"
 _SECONDS = 30.0  # between SIGTERM and the end, at most; REGIMES_GRACE overrides it

@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regimes.base.errors import ConfigError
+from regimes.base.fingerprint import fingerprint
 from regimes.collectives.agreement import Weights
 from regimes.collectives.sharded_models import (
     all_param_groups,
     local_part,
     optimizer_rows,
 )
-from regimes.errors import ConfigError
-from regimes.fingerprint import fingerprint
 from regimes.job.refit import list_names
 
 HASHED = (2, 4, 8)  # bytes of a number that has a fingerprint

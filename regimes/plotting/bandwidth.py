@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.plotting import style
 from regimes.plotting.words import add_headline, move_apart
 from regimes.records import write_output

@@ -30,7 +30,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator
 
-from regimes.errors import require
+from regimes.base.errors import require
 
 FORMATS = ("png", "svg", "pdf")
 NARROWEST, WIDEST = 2.5, 20.0  # inches

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
+from regimes.base.statistics import interval_names, t_interval
 from regimes.plotting.groups import Groups, measured_metric, tested_by
 from regimes.plotting.looks import METRICS, Metric
+from regimes.policies.replay.replay import TRAINING as CLOCK
 from regimes.records import Record
 from regimes.records.reader import logged_values
-from regimes.replay.replay import TRAINING as CLOCK
-from regimes.statistics import interval_names, t_interval
 
 KEYS = ("schedule", "epoch", "n", "ci_low", "ci_high", "floats", "seconds")  # of the tables below
 # columns of tables in which the metric is a column, too

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regimes.errors import LackingError, RecordError
+from regimes.base.errors import LackingError, RecordError
 from regimes.plotting.looks import Metric, find_metric, order_schedules
 from regimes.policies import read_history
 from regimes.policies.base import FollowsDecays

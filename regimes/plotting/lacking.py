@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regimes.config import RunConfig, to_dict
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.detectors.statistics import lacking_statistics, measuring_options
+from regimes.base.config import RunConfig, to_dict
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
 from regimes.plotting.groups import part_of
 from regimes.plotting.needs import Needs
+from regimes.policies.detectors.statistics import lacking_statistics, measuring_options
 from regimes.presets import get_grid, own
 from regimes.presets.families import shorten_training
 

@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from regimes.config.arguments import check_arguments
-from regimes.errors import RecordError, suggest_nearest
+from regimes.base.config.arguments import check_arguments
+from regimes.base.errors import RecordError, suggest_nearest
 from regimes.plotting import canvas, panels, style
 from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
 from regimes.plotting.groups import (

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regimes.config.recorded import RECORDED
+from regimes.base.config.recorded import RECORDED
 
 # points; polygons of many corners would look like a circle
 STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from regimes.config.entry_points import entry_points
-from regimes.console import stdout
-from regimes.console.tables import Table
-from regimes.errors import ConfigError, LackingError, require, suggest_nearest
+from regimes.base.config.entry_points import entry_points
+from regimes.base.console import stdout
+from regimes.base.console.tables import Table
+from regimes.base.errors import ConfigError, LackingError, require, suggest_nearest
 from regimes.plotting.needs import Needs
 from regimes.records import select_while_loading
 

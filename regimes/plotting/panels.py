@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from regimes.config import as_level
+from regimes.base.config import as_level
 from regimes.plotting import canvas, style
 from regimes.plotting.groups import compressed_layers
 from regimes.plotting.looks import (
@@ -28,9 +28,9 @@ from regimes.plotting.looks import (
     style_of,
     styles_of,
 )
+from regimes.policies.replay import detect
+from regimes.policies.replay.compare import Comparison
 from regimes.records import Record, unit_name
-from regimes.replay import detect
-from regimes.replay.compare import Comparison
 
 LABELS = {"floats": "floats sent (the paper's count)", "seconds": "seconds of training"}
 LONG = 100  # epochs from which lines are thinner
@@ -264,7 +264,7 @@ def draw_detectors(
     """One panel per schedule, one band per detector.
 
     Args:
-        result: ``regimes.replay.detect.bench_detectors(runs, ...)``.
+        result: ``regimes.policies.replay.detect.bench_detectors(runs, ...)``.
         width: inches.
 
     Returns:

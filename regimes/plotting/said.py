@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from regimes.statistics import ANY, LEAST, Range, read_interval, t_interval
+from regimes.base.statistics import ANY, LEAST, Range, read_interval, t_interval
 
 if TYPE_CHECKING:
     import pandas as pd

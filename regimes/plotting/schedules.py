@@ -15,9 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import format_quantity, interval_text
-from regimes.errors import RecordError
+from regimes.base.console.tables import Table
+from regimes.base.console.units import format_quantity, interval_text
+from regimes.base.errors import RecordError
+from regimes.base.statistics import pair_by_seed, t_interval
 from regimes.plotting.curves import has_metric, metric_values
 from regimes.plotting.groups import BASELINES, Groups, check_setting, group_runs, tested_by
 from regimes.plotting.looks import Metric
@@ -29,7 +30,6 @@ from regimes.records import (
     share_of_low,
     summary,
 )
-from regimes.statistics import pair_by_seed, t_interval
 
 DASH = "–"
 LAST = 3  # epochs whose mean is a run's accuracy (or other metric)

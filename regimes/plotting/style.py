@@ -19,13 +19,13 @@ from matplotlib.mathtext import MathTextParser
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
-from regimes.config import as_level
+from regimes.base.config import as_level
+from regimes.base.statistics import LEAST
 from regimes.plotting import canvas
 from regimes.plotting.canvas import Canvas
 from regimes.plotting.groups import find_decays
 from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
-from regimes.statistics import LEAST
 
 WIDTH = 7.2  # inches: two columns of a paper
 DPI = 200

@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from regimes.config import as_level
+from regimes.base.config import as_level
+from regimes.base.statistics import ANY
 from regimes.plotting import canvas
 from regimes.plotting.curves import metric_values
 from regimes.plotting.groups import BASELINES, Groups, tested_by
 from regimes.plotting.looks import Look, Metric, level_text, style_of
 from regimes.plotting.said import MeanInterval, format_number
 from regimes.records import Record, last_metric
-from regimes.statistics import ANY
 
 TITLE_LETTERS = 96  # of size 9.5 that fit into 7.2 inches
 LINE = 0.145  # inches, of a name next to the axes

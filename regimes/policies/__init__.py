@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regimes.config import DENSE, Registry
-from regimes.errors import ConfigError
+from regimes.base.config import DENSE, Registry
+from regimes.base.errors import ConfigError
 from regimes.policies.base import Decision, Policy
 from regimes.policies.by_layer import ByLayer
 from regimes.policies.detected import Accordion, BatchAccordion, Detected

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
-from regimes.config import AtLevel, Bounded, Bounds
+from regimes.base.config import AtLevel, Bounded, Bounds
 from regimes.policies.history import PastEpoch, as_history
 
 FLOOR = 100.0  # a slow fall below peak / FLOOR is no decay

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from regimes.capabilities import declared_needs
-from regimes.errors import ConfigError, suggest_nearest, unexpected_value
+from regimes.base.capabilities import declared_needs
+from regimes.base.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.policies.base import Decision, Policy, split_policy
 from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from regimes.config import DENSE
-from regimes.errors import ConfigError
+from regimes.base.config import DENSE
+from regimes.base.errors import ConfigError
 from regimes.policies.base import Decision, Policy
 from regimes.policies.history import Costs, PastEpoch, Reader, past_epoch, whole_epoch
 

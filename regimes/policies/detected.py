@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
-from regimes.config import LevelName, level_name
-from regimes.config.bounds import Count, Positive
-from regimes.detectors import Detector, NormChange, Online, Verdict, make_detector
-from regimes.detectors.statistics import Statistic
-from regimes.errors import unexpected_value
+from regimes.base.config import LevelName, level_name
+from regimes.base.config.bounds import Count, Positive
+from regimes.base.errors import unexpected_value
 from regimes.policies.base import Decision, FollowsDecays
+from regimes.policies.detectors import Detector, NormChange, Online, Verdict, make_detector
+from regimes.policies.detectors.statistics import Statistic
 from regimes.policies.history import PastEpoch, as_history, root_of_squares
 
 Values = list[float | None]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from regimes.detectors.statistics import Statistic, norm_of
+from regimes.policies.detectors.statistics import Statistic, norm_of
 
 Row = Mapping[str, Any]
 T = TypeVar("T")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from regimes.config import Bounded
-from regimes.config.bounds import InnerShare
-from regimes.detectors import RelativeFall
-from regimes.errors import require
+from regimes.base.config import Bounded
+from regimes.base.config.bounds import InnerShare
+from regimes.base.errors import require
 from regimes.policies.base import Decision, at_most, follow_level, start_level
 from regimes.policies.detected import online_state
+from regimes.policies.detectors import RelativeFall
 from regimes.policies.history import PastEpoch, highest_rate
 
 

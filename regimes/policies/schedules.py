@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from regimes.config import Bounded, LevelName, check_windows, in_windows, level_name
-from regimes.config.bounds import Count, Positive
-from regimes.errors import ConfigError, require, suggest_nearest
+from regimes.base.config import Bounded, LevelName, check_windows, in_windows, level_name
+from regimes.base.config.bounds import Count, Positive
+from regimes.base.errors import ConfigError, require, suggest_nearest
 from regimes.policies.base import Decision, FollowsDecays, follow_level, start_level
 from regimes.policies.history import PastEpoch
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config import Registry, RunConfig, load_toml, override, to_dict
-from regimes.config.arguments import check_arguments
-from regimes.config.toml import split_path
-from regimes.errors import ConfigError, require, suggest_nearest
+from regimes.base.config import Registry, RunConfig, load_toml, override, to_dict
+from regimes.base.config.arguments import check_arguments
+from regimes.base.config.toml import split_path
+from regimes.base.errors import ConfigError, require, suggest_nearest
 from regimes.policies import make_policy
 from regimes.presets import cpu, language, own
 from regimes.presets.families import figure2_schedules

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regimes.config import BranchConfig, RunConfig, override_table
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.config import BranchConfig, RunConfig, override_table
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")

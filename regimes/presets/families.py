@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from regimes import detectors, policies
-from regimes.config import RunConfig
-from regimes.config.registry import Registry
+from regimes import policies
+from regimes.base.config import RunConfig
+from regimes.base.config.registry import Registry
+from regimes.policies import detectors
 from regimes.presets.registry import Grid
 
 Table = dict[str, Any]  # of a policy

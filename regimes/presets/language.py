@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regimes.config import DataConfig, ModelConfig, OptimizerConfig, OuterConfig, RunConfig
+from regimes.base.config import DataConfig, ModelConfig, OptimizerConfig, OuterConfig, RunConfig
 from regimes.presets import families
 from regimes.presets.registry import Grid, grid, preset
 

@@ -55,13 +55,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from regimes.config import RunConfig, from_dict, load_toml, override, override_table
-from regimes.config.bounds import LARGEST
-from regimes.config.convert import convert_value
-from regimes.config.entry_points import entry_points
-from regimes.config.toml import read_tables
-from regimes.detectors.statistics import with_statistics
-from regimes.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.config import RunConfig, from_dict, load_toml, override, override_table
+from regimes.base.config.bounds import LARGEST
+from regimes.base.config.convert import convert_value
+from regimes.base.config.entry_points import entry_points
+from regimes.base.config.toml import read_tables
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.policies.detectors.statistics import with_statistics
 from regimes.presets.branches import branches_of
 from regimes.presets.families import at_rate
 from regimes.presets.registry import GRIDS, PRESETS, Grid

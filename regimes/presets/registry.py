@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from regimes.config import Registry, RunConfig
-from regimes.errors import ConfigError, suggest_nearest
+from regimes.base.config import Registry, RunConfig
+from regimes.base.errors import ConfigError, suggest_nearest
 
 Grid = dict[str, RunConfig]
 PRESETS = Registry("preset", listed="regimes presets")  # functions that make a RunConfig

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from regimes import inputs
-from regimes.console.progress import track_progress
-from regimes.errors import RecordError, RegimesError
+from regimes.base import inputs
+from regimes.base.console.progress import track_progress
+from regimes.base.errors import RecordError, RegimesError
 from regimes.records import chain
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output

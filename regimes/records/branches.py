@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from regimes.config.convert import flatten_table
-from regimes.errors import RecordError
+from regimes.base.config.convert import flatten_table
+from regimes.base.errors import RecordError
 from regimes.records.chain import RunningDigest
 from regimes.records.fields import STORAGE, Fields, is_circumstance, resolve_config
 from regimes.records.lines import branch_table, complete_lines, parse_line, read_header

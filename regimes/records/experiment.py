@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config.convert import flatten_table
-from regimes.errors import RecordError
+from regimes.base.config.convert import flatten_table
+from regimes.base.errors import RecordError
 from regimes.records.fields import (
     SAVING,
     STORAGE,

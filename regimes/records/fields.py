@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from regimes.config import (
+from regimes.base.config import (
     RunConfig,
     from_dict,
     read_value,
     to_dict,
 )
-from regimes.config.convert import flatten_table
-from regimes.errors import ConfigError
+from regimes.base.config.convert import flatten_table
+from regimes.base.errors import ConfigError
 from regimes.records.earlier import as_present, with_fields_that_left
 from regimes.records.schema import Header, Row, is_hooked
 

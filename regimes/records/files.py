@@ -7,11 +7,12 @@ import errno
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from regimes import inputs
-from regimes.errors import RecordError
+from regimes.base import inputs
+from regimes.base.errors import RecordError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,3 +142,19 @@ def write_output(path: Path, content: str | bytes) -> None:
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """A frame as CSV in full precision, without its index."""
     write_output(path, frame.to_csv(index=False, lineterminator="\n"))
+
+
+def in_use(folder: Path) -> bool:
+    """Does a process hold the record's lock? The test takes it, shared, for an instant."""
+    if not (folder / ".lock").is_file():  # opening a pipe would block
+        return False
+    try:
+        import fcntl
+
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except ImportError:  # Windows: written to within the last minutes?
+        return time.time() - (folder / "events.jsonl").stat().st_mtime < 600
+    except OSError:
+        return True

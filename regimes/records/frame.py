@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regimes.config.arguments import check_arguments
-from regimes.errors import ConfigError, RecordError, require
+from regimes.base.config.arguments import check_arguments
+from regimes.base.errors import ConfigError, RecordError, require
 from regimes.records.archive import load_all
 from regimes.records.files import check_output, write_output
 from regimes.records.reader import OF_RUN

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records.earlier import with_present_names
 from regimes.records.files import opened_to_read
 from regimes.records.hooked import without_defaults

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from regimes.config.recorded import RECORDED
-from regimes.config.registry import find_imported
+from regimes.base.config.recorded import RECORDED
+from regimes.base.config.registry import find_imported
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regimes.config.arguments import check_arguments
-from regimes.errors import RecordError
+from regimes.base.config.arguments import check_arguments
+from regimes.base.errors import RecordError
 from regimes.records import shown
 from regimes.records.branches import read_all, read_rows
 from regimes.records.extent import format_progress, is_complete

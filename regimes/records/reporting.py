@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config import Registry
-from regimes.errors import ConfigError, RegimesError
+from regimes.base.config import Registry
+from regimes.base.errors import ConfigError, RegimesError
 
 CALLS = ("start", "step", "epoch", "stop")
 REPORTERS = Registry(
     "reporter",
     {
-        "tensorboard": "regimes.monitor.reporters:Scalars",
-        "wandb": "regimes.monitor.reporters:Runs",
+        "tensorboard": "regimes.plotting.reporters:Scalars",
+        "wandb": "regimes.plotting.reporters:Runs",
     },
 )
 

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
-from regimes.config import MOST_EPOCHS, RunConfig
+from regimes.base.config import MOST_EPOCHS, RunConfig
 from regimes.records import kinds
 from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, find_fault
 

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from regimes.config import read_value
-from regimes.config.arguments import check_arguments
-from regimes.console.stdout import escape_control
-from regimes.errors import ConfigError, RecordError, is_whole, require, suggest_nearest
+from regimes.base.config import read_value
+from regimes.base.config.arguments import check_arguments
+from regimes.base.console.stdout import escape_control
+from regimes.base.errors import ConfigError, RecordError, is_whole, require, suggest_nearest
 from regimes.records.experiment import separate_experiments, write_notes
 from regimes.records.fields import field_text
 from regimes.records.reader import Record

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from regimes.console.units import metric_unit
+from regimes.base.console.units import metric_unit
 from regimes.records.extent import format_progress
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regimes.config import as_level
+from regimes.base.config import as_level
 from regimes.records.schema import Header
 
 NAMED = 3  # layers, before the rest are dots

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from regimes.errors import FolderInUse, RecordError
+from regimes.base.errors import FolderInUse, RecordError
 from regimes.records import chain
 from regimes.records.files import append_synced, check_regular, opened_to_append, write_atomically
 from regimes.records.kinds import find_fault

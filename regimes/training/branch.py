@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regimes.config import BranchConfig
-from regimes.config.arguments import check_arguments
+from regimes.base.config import BranchConfig
+from regimes.base.config.arguments import check_arguments
+from regimes.base.errors import ConfigError
 from regimes.data.objects import Loss, LossWeight, Metric, own_task
-from regimes.errors import ConfigError
 from regimes.job.given import GivenModel, HasSamples
 from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record

@@ -10,17 +10,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regimes import capabilities, reduction
-from regimes.capabilities import Mode
+from regimes.base import capabilities, reduction
+from regimes.base.capabilities import Mode
+from regimes.base.config import DENSE, AnyLevel, RunConfig, to_dict
+from regimes.base.precision import full_precision, is_half
 from regimes.collectives.connect import connect_world
 from regimes.collectives.devices import pick_device
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange, buckets_with_loss
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order
-from regimes.config import DENSE, AnyLevel, RunConfig, to_dict
 from regimes.data import Task, load_task
+from regimes.data.models import check_real
 from regimes.data.objects import ObjectTask
-from regimes.exchange.exchange import Exchange, buckets_with_loss
 from regimes.instruments import make_instruments
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
@@ -28,9 +30,7 @@ from regimes.instruments.panel import choose_instruments
 from regimes.job.job import Job
 from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.state import Part, State, by_layer, get_column, of_workers
-from regimes.models import check_real
 from regimes.policies.controller import WholeController
-from regimes.precision import full_precision, is_half
 from regimes.records import OWN, Header, provenance
 from regimes.training.checks import (
     PlugIns,

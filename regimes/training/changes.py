@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regimes.base.config import OptimizerConfig, RunConfig
+from regimes.base.errors import ConfigError
 from regimes.compression import make_compressor
 from regimes.compression.base import has_feedback
 from regimes.compression.bucket import restart_memories
-from regimes.config import OptimizerConfig, RunConfig
-from regimes.errors import ConfigError
 from regimes.job.move_residuals import average_residuals
 from regimes.job.state import Part, State, by_layer, get_column, of_workers, with_column
 from regimes.training import optimizers

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
+from regimes.base.errors import ConfigError, RecordError
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, RecordError
 from regimes.job.state import State, check_format, join_states
 from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read

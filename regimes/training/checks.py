@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from regimes import capabilities
+from regimes.base import capabilities
+from regimes.base.config import DENSE, OuterConfig, RunConfig, check_bounds
+from regimes.base.errors import ConfigError, DataError, require
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.base import check_level
-from regimes.config import DENSE, OuterConfig, RunConfig, check_bounds
 from regimes.data import deficits
 from regimes.data.task import Task
-from regimes.errors import ConfigError, DataError, require
 from regimes.policies import Policy, Windows, check_levels, make_policy
 from regimes.training.needs import modes_of, parts_of, periods_of
 

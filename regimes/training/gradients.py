@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regimes import reduction
+from regimes.base import reduction
+from regimes.base.errors import ConfigError, TrainingError, unexpected_value
+from regimes.base.precision import is_half
+from regimes.base.reduction import CarryingLoss, Loss, SampleMean, Share
+from regimes.base.seeding import derive_seed, seed_generators
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, TrainingError, unexpected_value
-from regimes.precision import is_half
-from regimes.reduction import CarryingLoss, Loss, SampleMean, Share
-from regimes.seeding import derive_seed, seed_generators
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.modes import modules_in_eval, set_training, training_copy
 from regimes.training.parts import ONE_SAMPLE, ONE_VALUE

@@ -31,13 +31,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import AnyLevel
+from regimes.base.errors import ConfigError
+from regimes.base.seeding import SeedTable
 from regimes.collectives.meter import Meter
 from regimes.compression.bucket import State
 from regimes.compression.kernels import hold_cached_tensors
 from regimes.compression.reducer import Reducer
-from regimes.config import AnyLevel
-from regimes.errors import ConfigError
-from regimes.seeding import SeedTable
 from regimes.training.gradients import Gradients, Reduced
 
 WARM_UP = 3  # steps of a kind before it is captured, as torch advises

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from regimes.config import OptimizerConfig
+from regimes.base.config import OptimizerConfig
 
 
 @dataclass(frozen=True)

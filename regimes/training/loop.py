@@ -18,15 +18,15 @@ from typing import Any, Literal, cast
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import DENSE, AnyLevel, RunConfig
+from regimes.base.config.arguments import check_arguments
+from regimes.base.console.notebook import end_in_one_sentence
+from regimes.base.errors import RegimesError, require
+from regimes.base.fingerprint import fingerprint
 from regimes.collectives.agreement import check_same_weights
 from regimes.collectives.launcher import read_launch
-from regimes.config import DENSE, AnyLevel, RunConfig
-from regimes.config.arguments import check_arguments
-from regimes.console.notebook import end_in_one_sentence
+from regimes.compression.exchange import Exchange, loss_with_flag
 from regimes.data import Task
-from regimes.errors import RegimesError, require
-from regimes.exchange.exchange import Exchange, loss_with_flag
-from regimes.fingerprint import fingerprint
 from regimes.instruments.panel import check_measured
 from regimes.job.clock import LOOP, Clock
 from regimes.job.job import UnitPlan

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regimes.errors import TrainingError
+from regimes.base.errors import TrainingError
+from regimes.base.reduction import Coupled
 from regimes.job.clock import Clock
-from regimes.reduction import Coupled
 from regimes.training.gradients import Gradients
 
 

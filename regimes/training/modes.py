@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from regimes.models.copies import copy_model
+from regimes.data.models.copies import copy_model
 
 
 def modules_in_eval(model: nn.Module) -> list[nn.Module]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regimes import capabilities
-from regimes.capabilities import (
+from regimes.base import capabilities
+from regimes.base.capabilities import (
     ALIKE_WORKERS,
     BATCH_SIZES,
     CAPTURED_STEPS,
@@ -19,8 +19,8 @@ from regimes.capabilities import (
     Mode,
     Part,
 )
+from regimes.base.config import DataConfig, ModelConfig, OuterConfig, RunConfig
 from regimes.compression.needs import compressor_parts
-from regimes.config import DataConfig, ModelConfig, OuterConfig, RunConfig
 from regimes.data import deficits
 from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts

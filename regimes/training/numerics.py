@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from regimes.config import RunConfig
-from regimes.errors import ConfigError
-from regimes.precision import is_half
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
+from regimes.base.precision import is_half
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic; read at first use
 

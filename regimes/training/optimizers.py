@@ -16,8 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regimes.config import OptimizerConfig, Registry
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.config import OptimizerConfig, Registry
+from regimes.base.errors import ConfigError, TrainingError
 
 CLASSES = Registry("optimizer", dict.fromkeys(("sgd", "adamw", "muon")))  # built by name
 

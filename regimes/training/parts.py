@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regimes import reduction
-from regimes.config import RunConfig
+from regimes.base import reduction
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError, unexpected_value
+from regimes.base.precision import is_half
+from regimes.base.reduction import Coupled, SampleMean
+from regimes.data.models.copies import copy_model
 from regimes.data.task import Batches, Task
-from regimes.errors import ConfigError, unexpected_value
-from regimes.models.copies import copy_model
-from regimes.precision import is_half
-from regimes.reduction import Coupled, SampleMean
 from regimes.training.modes import training_copy
 
 _TRIED = 16  # samples

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regimes import capabilities
-from regimes.capabilities import NEW_START, OWN_LENGTH, Part
-from regimes.config import (
+from regimes.base import capabilities
+from regimes.base.capabilities import NEW_START, OWN_LENGTH, Part
+from regimes.base.config import (
     BranchConfig,
     RunConfig,
     check_bounds,
@@ -23,7 +23,7 @@ from regimes.config import (
     override_fields,
     to_dict,
 )
-from regimes.errors import ConfigError, require
+from regimes.base.errors import ConfigError, require
 from regimes.records import (
     SAVING,
     changed_fields,

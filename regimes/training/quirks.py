@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 
 _COMPRESSOR: dict[str, dict[str, Any]] = {
     "powersgd": {"reset_on_change": True},

@@ -1,5 +1,5 @@
 """Rounds of local steps: each worker steps by itself, and all synchronise every so many steps. The
-trainer's workers and a process of a script's own loop (``regimes.local``) use the same rounds.
+trainer's workers and a process of a script's own loop (``regimes.hook.local``) use the same rounds.
 
 The *pseudo-gradient* of a worker is the last synchronised parameters less its own. Any compressor
 reduces it with error feedback, like a gradient; the result is the gradient of an outer SGD
@@ -27,11 +27,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.config import AnyLevel, OuterConfig
+from regimes.base.errors import require
 from regimes.collectives.comm import signals
+from regimes.compression.exchange import Exchange, Transfer, loss_with_flag
 from regimes.compression.reducer import Reducer
-from regimes.config import AnyLevel, OuterConfig
-from regimes.errors import require
-from regimes.exchange.exchange import Exchange, Transfer, loss_with_flag
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
 from regimes.job.state import by_layer, get_column

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from regimes import compression, policies
-from regimes.compression import Compressor
-from regimes.config import (
+from regimes.base.config import (
     DataConfig,
     GivenLevel,
     ModelConfig,
@@ -23,11 +22,12 @@ from regimes.config import (
     RunConfig,
     as_level,
 )
-from regimes.config.arguments import check_arguments
-from regimes.config.registry import required_arguments
-from regimes.config.toml import override_fields
+from regimes.base.config.arguments import check_arguments
+from regimes.base.config.registry import required_arguments
+from regimes.base.config.toml import override_fields
+from regimes.base.errors import ConfigError, suggest_nearest, unexpected_value
+from regimes.compression import Compressor
 from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
-from regimes.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.job.choices import choose_levels
 from regimes.job.given import GivenCompressor, GivenModel, GivenPolicy, HasSamples, Table
 from regimes.job.reporters import Reporter

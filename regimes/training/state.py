@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from regimes.config import to_dict
-from regimes.errors import RecordError, RegimesError, require
+from regimes.base.config import to_dict
+from regimes.base.errors import RecordError, RegimesError, require
 from regimes.job.header import build_header
 from regimes.job.state import State
 from regimes.records import (

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regimes.reduction import Loss, nudge_parameters
-from regimes.seeding import preserve_streams, read_streams
+from regimes.base.reduction import Loss, nudge_parameters
+from regimes.base.seeding import preserve_streams, read_streams
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.modes import training_copy
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from regimes.config import RunConfig
-from regimes.errors import require
+from regimes.base.config import RunConfig
+from regimes.base.errors import require
 
 
 @dataclass(frozen=True)

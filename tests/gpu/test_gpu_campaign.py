@@ -36,8 +36,8 @@ from benchmarks.gpu.catalogue import BESIDE, plan, planned
 from benchmarks.gpu.lines import ARCHIVE, LINES, Lines, deliver, fetch
 from benchmarks.gpu.place import Place, numerics, short
 from benchmarks.gpu.worker import Row, Worker, outcome
-from regimes import models
-from regimes.config import RunConfig, to_dict
+from regimes.base.config import RunConfig, to_dict
+from regimes.data import models
 from regimes.records import load
 from regimes.training import optimizers
 from regimes.training.checks import PlugIns

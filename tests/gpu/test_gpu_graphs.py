@@ -28,11 +28,11 @@ from torch import Tensor
 
 import regimes
 from regimes import compression
+from regimes.base.config import override
+from regimes.base.errors import ConfigError
 from regimes.compression import kernels
+from regimes.compression.exchange import Exchange
 from regimes.compression.sparse import TopK
-from regimes.config import override
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 from regimes.training import loop
 from regimes.training.gradients import Gradients
 from regimes.training.graphs import WARM_UP, _Graphs

@@ -31,13 +31,13 @@ from gpu_steps import (
 
 from analysis.plugins.cosine import DCTTopK
 from regimes import compression, instruments
+from regimes.base.seeding import make_generator
 from regimes.compression.elementwise import Sign
 from regimes.compression.powersgd import ACPSGD
-from regimes.curvature import lanczos as algorithm
-from regimes.curvature.lanczos import lanczos
 from regimes.data import deficits
-from regimes.models.transformer import GPT
-from regimes.seeding import make_generator
+from regimes.data.models.transformer import GPT
+from regimes.instruments.hessian import lanczos as algorithm
+from regimes.instruments.hessian.lanczos import lanczos
 from regimes.training import loop
 
 PRODUCT = 40, 2  # launches and waits of a step of Lanczos beside the product itself

@@ -17,7 +17,7 @@ from ddp_scripts.cases import Case
 from runs import break_off, same_bits, weights
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
+from regimes.base.config import RunConfig, from_dict, override
 from regimes.records import read_lines
 
 TEXT = ["data={name='stdlib', sequence=8, train_size=150, test_size=60}", "batch_size=2"]

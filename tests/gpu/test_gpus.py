@@ -14,16 +14,16 @@ from ddp_scripts import gpus as jobs
 from ddp_scripts import group
 
 import regimes
+from regimes.base.config import RunConfig, override
 from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import backend_string
 from regimes.collectives.world import World
+from regimes.compression.background import Background
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.config import RunConfig, override
-from regimes.exchange.background import Background
-from regimes.exchange.exchange import Exchange
-from regimes.launch import gpus, sweep
 from regimes.records import read_lines
+from regimes.search import gpus, sweep
 
 INSTRUMENTS = [
     "curvature={probes=2, images=16, batch=8, max_products=10}",

@@ -17,9 +17,9 @@ from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import all_reduce, codes
 from regimes.compression.all_reduce import QuantisedAllReduce
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.exchange.exchange import Exchange
-from regimes.network import Network, Work
+from regimes.cost.network import Network, Work
 
 SHAPE, BLOCK = (7, 11), 6
 SIZE = math.prod(SHAPE)

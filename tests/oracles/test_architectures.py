@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from regimes.data.models import build_model, resnet
+from regimes.data.models.googlenet import Inception
+from regimes.data.models.lstm import LSTM
+from regimes.data.models.resnet import Shortcut, SqueezeExcite, WideBlock
 from regimes.data.sources import torchvision_datasets
-from regimes.models import build_model, resnet
-from regimes.models.googlenet import Inception
-from regimes.models.lstm import LSTM
-from regimes.models.resnet import Shortcut, SqueezeExcite, WideBlock
 
 # -- another library ------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regimes import models
 from regimes.collectives.world import World
+from regimes.data import models
 from regimes.data.classification import classification_loss
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.gradients import Gradients

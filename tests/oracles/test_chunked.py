@@ -8,8 +8,8 @@ import torch
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.chunked import ChunkedTopK, in_bins
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.exchange.exchange import Exchange
 
 F64, WORKERS, SHAPE, CHUNK, K = torch.float64, 3, (4, 6), 2, 50
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from regimes.base.seeding import BLOCK, derive_seed, draw_uniform, seed_generators
 from regimes.compression.sparse import top_indices
-from regimes.seeding import BLOCK, derive_seed, draw_uniform, seed_generators
 
 CPU = torch.device("cpu")
 PUBLISHED = [  # SplitMix64 from 1234567 (rosettacode.org, "Pseudo-random numbers/Splitmix64")

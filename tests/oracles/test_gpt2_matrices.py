@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from regimes.base.config import DENSE, Level
+from regimes.base.seeding import make_generator
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
-from regimes.exchange.exchange import Exchange
-from regimes.seeding import make_generator
 
 F64, SEED, RANKS = torch.float64, 5, (4, 2, 3)  # by step: dropped and added
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regimes
-from regimes import report
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError
+from regimes.cli import report
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerState
 from regimes.compression.reducer import Reducer
-from regimes.config import RunConfig, override
 from regimes.cost.cases import make_cases
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 from regimes.training import build
 
 HALVES = ["bfloat16", "float16"]

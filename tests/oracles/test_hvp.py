@@ -20,7 +20,9 @@ from probes import (
 )
 from torch import nn
 
-from regimes.curvature import (
+from regimes.base.errors import ConfigError, TrainingError
+from regimes.base.seeding import make_generator
+from regimes.instruments.hessian import (
     HessianProduct,
     cross_entropy,
     density,
@@ -30,9 +32,7 @@ from regimes.curvature import (
     layer_traces,
     trace,
 )
-from regimes.curvature.probe import preserve_model
-from regimes.errors import ConfigError, TrainingError
-from regimes.seeding import make_generator
+from regimes.instruments.hessian.probe import preserve_model
 
 MODES = ["eval", "batch-statistics"]
 

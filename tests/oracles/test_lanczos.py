@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regimes.curvature import lanczos as algorithm
-from regimes.curvature.lanczos import Eigenpairs, inner_products, lanczos, vector_norm
-from regimes.errors import ConfigError
-from regimes.seeding import make_generator
+from regimes.base.errors import ConfigError
+from regimes.base.seeding import make_generator
+from regimes.instruments.hessian import lanczos as algorithm
+from regimes.instruments.hessian.lanczos import Eigenpairs, inner_products, lanczos, vector_norm
 
 # Spectra, each with the reason it is here.
 SPECTRA = {

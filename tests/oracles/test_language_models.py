@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from regimes.curvature.differentiable import twice_differentiable
-from regimes.errors import ConfigError
-from regimes.models import build_model
-from regimes.models.transformer import encode_positions
+from regimes.base.errors import ConfigError
+from regimes.data.models import build_model
+from regimes.data.models.transformer import encode_positions
+from regimes.instruments.hessian.differentiable import twice_differentiable
 
 NAMES = ["lstm", "transformer"]
 ALL = [*NAMES, "gpt"]

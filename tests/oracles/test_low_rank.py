@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 SHAPES = [(9, 14), (14, 9), (64, 27), (32, 288), (64, 16, 1, 1), (10, 64)]  # as in a small ResNet

@@ -15,10 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import regimes
-from regimes import models
-from regimes.config import OptimizerConfig, RunConfig, override
-from regimes.data import load_task
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.config import OptimizerConfig, RunConfig, override
+from regimes.base.errors import ConfigError, TrainingError
+from regimes.data import load_task, models
 from regimes.instruments.gradient_norm import Movement
 from regimes.training import optimizers
 from regimes.training.build import prepare_run

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regimes
-from regimes.curvature import HessianProduct, critical_sharpness, eigenvalues
-from regimes.curvature.probe import batch_size, cross_entropy
+from regimes.base.errors import ConfigError
 from regimes.data import objects
-from regimes.errors import ConfigError
+from regimes.instruments.hessian import HessianProduct, critical_sharpness, eigenvalues
+from regimes.instruments.hessian.probe import batch_size, cross_entropy
 
 NEAR = 1e-10
 FIRST = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)  # the weight of class 0 alone

@@ -10,14 +10,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regimes import models
+from regimes.base.config import DENSE, Level
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import traffic_table
-from regimes.config import DENSE, Level
+from regimes.data import models
 from regimes.data.classification import classification_loss
-from regimes.exchange.exchange import Exchange
 from regimes.training.gradients import Gradients, layer_table
 
 STEPS = 300 * 98

@@ -16,8 +16,8 @@ from runs import weights
 from torch import Tensor
 
 import regimes
-from regimes.config import RunConfig
-from regimes.seeding import make_generator
+from regimes.base.config import RunConfig
+from regimes.base.seeding import make_generator
 from regimes.training.build import prepare_run
 
 WORKERS, SEED, MOMENTUM, DECAY = 4, 0, 0.9, 1e-4

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from regimes.config import OptimizerConfig
+from regimes.base.config import OptimizerConfig
 from regimes.training.learning_rate import LearningRate
 
 STEPS = 1000

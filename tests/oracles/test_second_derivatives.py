@@ -13,7 +13,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regimes
-from regimes.curvature import (
+from regimes.base.errors import ConfigError
+from regimes.base.seeding import make_generator
+from regimes.instruments import make_instruments
+from regimes.instruments.hessian import (
     HessianProduct,
     critical_sharpness,
     cross_entropy,
@@ -21,9 +24,6 @@ from regimes.curvature import (
     fisher_trace,
     layer_eigenvalues,
 )
-from regimes.errors import ConfigError
-from regimes.instruments import make_instruments
-from regimes.seeding import make_generator
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -22,17 +22,19 @@ from combinations import CHANGED, attached, configuration, settings, stepped
 from torch import Tensor, nn
 
 import regimes
-from regimes import RunConfig, attaching, capabilities, compression, override
-from regimes.capabilities import MEANING, Mode, Part
+from regimes import RunConfig, compression, override
+from regimes.base import capabilities
+from regimes.base.capabilities import MEANING, Mode, Part
+from regimes.base.errors import ConfigError, RegimesError
+from regimes.base.precision import is_half
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.scatter import QuantisedScatter
-from regimes.errors import ConfigError, RegimesError
+from regimes.hook import attaching
+from regimes.hook.local import starting
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
-from regimes.local import starting
-from regimes.precision import is_half
 from regimes.training.checks import PlugIns, check_combined
 
 RECORDED = json.loads(Path(combinations.__file__).with_suffix(".json").read_text())

@@ -14,8 +14,8 @@ import regimes
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 SHAPE, STEPS, PERIOD, RATE = (9, 10), 6, 2, 0.25

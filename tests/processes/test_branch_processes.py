@@ -13,8 +13,8 @@ from configs import smoke
 from runs import same_bits, same_run, wait
 
 import regimes
-from regimes.config import BranchConfig, override, to_toml
-from regimes.launch.processes import spawn_processes
+from regimes.base.config import BranchConfig, override, to_toml
+from regimes.search.processes import spawn_processes
 from regimes.training.phases import branch_config
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from runs import weights
 
 import regimes
-from regimes.ddp.source import _in_memory_order
+from regimes.hook.ddp.source import _in_memory_order
 from regimes.records import read_lines
 
 VIEW = {"gradient_as_bucket_view": True}

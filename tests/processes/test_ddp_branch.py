@@ -19,7 +19,7 @@ from ddp_scripts.jobs import sentence
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import attach
-from regimes.ddp import Hook
+from regimes.hook.ddp import Hook
 
 CASE = Case()
 UNITS, STEPS, AT = 4, 2, 2

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regimes.base.config import DENSE
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE
-from regimes.ddp.source import plain_names
+from regimes.hook.ddp.source import plain_names
 from regimes.job.move_residuals import residual_of
 from regimes.job.refit import LayerMatch, list_names
 

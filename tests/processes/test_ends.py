@@ -21,12 +21,12 @@ from configs import smoke_constant_rate as config
 from runs import same_bits
 
 import regimes
-from regimes.config import RunConfig
-from regimes.errors import ConfigError
-from regimes.launch import cluster, sweep, tune
-from regimes.monitor.doctor import judge_record
-from regimes.monitor.watch import describe_state as state_of
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
+from regimes.cli.doctor import judge_record
+from regimes.cli.watch import describe_state as state_of
 from regimes.records import load, read_lines
+from regimes.search import cluster, sweep, tune
 from regimes.training import checkpoint, loop
 
 SHORT = [
@@ -187,7 +187,7 @@ def test_no_number_of_jobs_below_one() -> None:
 
 WORKER = """
 import ctypes, sys
-from regimes.launch import sweep
+from regimes.search import sweep
 
 class Watch:  # what the kernel sends when the parent ends, before torch is imported
     def find_spec(self, name, path=None, target=None):

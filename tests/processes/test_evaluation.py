@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import regimes
+from regimes.base.config import RunConfig, override
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import Evaluators
-from regimes.config import RunConfig, override
 from regimes.data import images, load_task, task
 from regimes.data.classification import ImageTask
 from regimes.data.language import NextWord

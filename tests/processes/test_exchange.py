@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes import PowerSGD, TopK
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange, buckets_with_loss, make_buckets
 from regimes.compression.reducer import Reducer
 from regimes.data.classification import classification_loss
-from regimes.exchange.exchange import Exchange, buckets_with_loss, make_buckets
 from regimes.job import clock
 from regimes.training.gradients import Gradients, layer_table
 from regimes.training.loop import Minibatch, take_step

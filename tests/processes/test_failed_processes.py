@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from regimes.errors import TrainingError
-from regimes.launch import processes
+from regimes.base.errors import TrainingError
+from regimes.search import processes
 
 LOST = "error: lost contact with process 1"
 
@@ -53,8 +53,8 @@ UNDER_C = """
 import sys
 import regimes
 from pathlib import Path
-from regimes.config import load_toml
-from regimes.launch import processes
+from regimes.base.config import load_toml
+from regimes.search import processes
 
 def start(command, rank, count, scratch, log):
     print(ascii(load_toml(command[4]).name))

@@ -18,12 +18,12 @@ from configs import smoke_constant_rate as config
 from runs import break_off, rows, same_bits
 
 import regimes
-from regimes.config import RunConfig, override, to_toml
-from regimes.errors import ConfigError, RecordError
+from regimes.base.config import RunConfig, override, to_toml
+from regimes.base.errors import ConfigError, RecordError
 from regimes.job import termination
-from regimes.launch import sweep
-from regimes.launch.processes import spawn_processes
 from regimes.records import read_lines
+from regimes.search import sweep
+from regimes.search.processes import spawn_processes
 from regimes.training import checkpoint, loop, state
 
 ONE = {**os.environ, "OMP_NUM_THREADS": "1"}

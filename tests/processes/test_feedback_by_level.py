@@ -11,7 +11,7 @@ from ddp_scripts import feedback, group
 from runs import resumed_alike, same_run, weights
 
 import regimes
-from regimes.config import RunConfig, to_dict
+from regimes.base.config import RunConfig, to_dict
 from regimes.records import load
 
 DROPS = "levels={drops={level=1, error_feedback=false}, keeps=1}"

@@ -12,10 +12,10 @@ from configs import smoke as config
 from ddp_scripts import group
 
 import regimes
+from regimes.base.config import RunConfig
+from regimes.base.errors import TrainingError
+from regimes.base.fingerprint import fingerprint
 from regimes.collectives.agreement import check_same_weights
-from regimes.config import RunConfig
-from regimes.errors import TrainingError
-from regimes.fingerprint import fingerprint
 from regimes.records import read_lines
 from regimes.training import loop
 

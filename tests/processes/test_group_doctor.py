@@ -13,11 +13,11 @@ import torch
 from ddp_scripts import group as processes
 
 from regimes import cli
+from regimes.base.errors import ConfigError, TrainingError
+from regimes.cli import doctor, links
 from regimes.collectives.connect import connect_world
 from regimes.cost.job import read_links
-from regimes.errors import ConfigError, TrainingError
-from regimes.monitor import doctor, links
-from regimes.network import Network
+from regimes.cost.network import Network
 
 
 def checked(rank: int, other: bool) -> tuple[bool, str]:

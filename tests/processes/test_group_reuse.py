@@ -13,11 +13,11 @@ import torch.distributed as dist
 from ddp_scripts import group
 
 import regimes
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.connect import connect_world, shared_group
-from regimes.config import RunConfig, override
-from regimes.errors import ConfigError, TrainingError
-from regimes.launch import sweep
 from regimes.records import load
+from regimes.search import sweep
 
 
 def config(**changes: Any) -> RunConfig:

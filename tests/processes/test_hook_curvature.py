@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.records import read_lines
 
 UNITS, STEPS, SHARE = 3, 4, 12  # samples of a process's probe

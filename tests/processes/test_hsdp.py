@@ -16,8 +16,8 @@ from ddp_scripts.hsdp import Case
 
 import regimes
 from regimes import compression
+from regimes.base.config import FeedbackLevel
 from regimes.collectives.layers import Layer
-from regimes.config import FeedbackLevel
 from regimes.cost.cases import recorded_work
 
 TOPK = (("low", 40), ("high", 5))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from ddp_scripts import group
 
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.connect import connect_world
 from regimes.collectives.launcher import Launched, first_host, read_launch
-from regimes.errors import ConfigError, TrainingError
 
 SRUN = {
     "SLURM_JOB_ID": "71",

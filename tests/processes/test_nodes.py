@@ -17,7 +17,7 @@ from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.job.summary import job_summary
-from regimes.monitor.text import describe_run
+from regimes.plotting.text import describe_run
 from regimes.records import read_lines
 
 ROWS = "run/epochs.jsonl"

@@ -12,12 +12,12 @@ import torch
 from ddp_scripts import group, own_loop
 
 import regimes
+from regimes.cli.report import render_page
+from regimes.cli.watch import watch_runs
 from regimes.cost.cases import make_cases
+from regimes.cost.network import Network
 from regimes.cost.predict import predict_seconds
-from regimes.monitor.watch import watch_runs
-from regimes.network import Network
 from regimes.records import read_header
-from regimes.report import render_page
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.base.config import DENSE, Level, override
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.bucket import restart_memories
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level, override
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 from regimes.training import loop
 from regimes.training.gradients import Gradients
 

@@ -16,7 +16,7 @@ from ddp_scripts import gaps, group, sharded_curvature
 from ddp_scripts.sharded_curvature import GROUPS, MODULES
 
 from regimes.collectives.world import World
-from regimes.curvature import HessianProduct
+from regimes.instruments.hessian import HessianProduct
 
 LIMIT = 1e-10
 HOW = ["2 x 2", "2 x 2, both compressed", "1 x 4"]

@@ -17,9 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from regimes.base.errors import TrainingError
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
-from regimes.errors import TrainingError
 from regimes.records import read_lines
 
 SHARED = Path(__file__).parents[1] / "shared"

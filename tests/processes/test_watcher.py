@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from runs import wait
 
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives import watcher as module
 from regimes.collectives.watcher import Presence, Watcher
-from regimes.errors import ConfigError, TrainingError
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

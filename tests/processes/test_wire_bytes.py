@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from regimes.collectives import processes
 from regimes.compression import REGISTRY
-from regimes.network import Work
+from regimes.cost.network import Work
 
 LEVELS = {"cast": "bf16"}  # of compressors without usual ones
 STEPS = 4

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import group
 
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.agreement import digest
 from regimes.collectives.call_guard import gather_bytes
 from regimes.collectives.comm import Comm, signals
@@ -20,7 +21,6 @@ from regimes.collectives.connect import connect_world, leave_group
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import Group, default_group
 from regimes.collectives.world import World
-from regimes.errors import ConfigError, TrainingError
 
 SHAPES = [(3, 4), (5,), (2, 2, 2)]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from regimes import compression, instruments, policies
-from regimes.config import RunConfig, override
+from regimes.base.config import RunConfig, override
 from regimes.data import deficits
 
 # Where the answer is another one on purpose since then: (call, mode, part) -> why.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
+from regimes.base.config import RunConfig, from_dict, override
 
 
 def smoke(*settings: str, epochs: int = 4) -> RunConfig:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
-from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.training.gradients import layer_table
 

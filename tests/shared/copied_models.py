@@ -11,7 +11,7 @@ import torch
 from configs import gpt as words
 from torch import nn
 
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 from regimes.training.build import prepare_run
 
 DENSE = ("policy={name='static',level='dense'}", "dtype=float64")

@@ -1,6 +1,6 @@
 """A run on several processes, forked from a server that has torch imported.
 
-`regimes.launch.processes` starts Python anew for each, which takes longer than most trainings of
+`regimes.search.processes` starts Python anew for each, which takes longer than most trainings of
 the tests; `test_train` and `test_faults` try that launcher itself.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.trainers import Training
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 
 
 def train(config: RunConfig, out: Path, count: int) -> None:

@@ -33,11 +33,11 @@ from plain import record as make
 from rich.console import Console
 
 import regimes
-from regimes.config import RunConfig, override
-from regimes.monitor.doctor import judge_record
-from regimes.monitor.watch import watch_runs
+from regimes.base.config import RunConfig, override
+from regimes.cli.doctor import judge_record
+from regimes.cli.watch import watch_runs
+from regimes.policies.replay import detect
 from regimes.records import load
-from regimes.replay import detect
 from regimes.training.build import prepare_run
 from regimes.training.quirks import resolve_quirks
 

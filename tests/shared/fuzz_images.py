@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from outcome import one_sentence
 from PIL import Image
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
 from regimes.data import images
 
 PLACES = (

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
+from regimes.base.config import RunConfig, from_dict, override
 
 
 class Counts(NamedTuple):
@@ -154,7 +154,7 @@ NETWORKS = {
     "transformer": "{name='transformer', width=16, depth=1}",
     "lstm": "{name='lstm', width=8, depth=1}",
 }
-# A narrower ResNet copies the input of its shortcuts, because of a CPU (`models/resnet.py`).
+# A narrower ResNet copies the input of its shortcuts, because of a CPU (`data/models/resnet.py`).
 IMAGES = {"resnet18-cifar10": 8, "googlenet-cifar10": 4, "densenet-cifar10": 4}
 DEFICITS = ("blur", "flip", "noise", "labels", "gradient-noise")
 PRECISIONS = ("bfloat16", "tf32")

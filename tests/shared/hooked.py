@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regimes.config import DataConfig, ModelConfig, OptimizerConfig, to_dict
+from regimes.base.config import DataConfig, ModelConfig, OptimizerConfig, to_dict
 from regimes.records import read_header, read_lines
 from regimes.records.hooked import KNOWN
 

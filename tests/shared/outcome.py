@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 seen: Counter[str] = Counter()  # "KIND fine" and "KIND refused", of all that was tried
 

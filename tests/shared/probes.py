@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from regimes.seeding import derive_seed
+from regimes.base.seeding import derive_seed
 
 
 class Residual(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regimes.launch import sweep
 from regimes.presets import get_grid
+from regimes.search import sweep
 
 ONSETS = (0, 1, 2, 3, 4)
 GRID = """

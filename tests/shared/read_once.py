@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from regimes.config import entry_points
+from regimes.base.config import entry_points
 from regimes.records import provenance
 
 

@@ -8,16 +8,16 @@ import torch
 from analysis.plugins.cosine import DCTTopK
 from analysis.plugins.low_pass import LowPass
 from analysis.plugins.threshold import Threshold
+from regimes.base.config import DENSE
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.all_reduce import QuantisedAllReduce
 from regimes.compression.chunked import ChunkedTopK
 from regimes.compression.elementwise import Cast, Quantise, Sign
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK
-from regimes.config import DENSE
-from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 EVERY = [  # one case per family: compressor, a level that sends more, a level that sends less

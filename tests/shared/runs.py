@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import regimes
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 from regimes.records import read_lines
 from regimes.training import checkpoint, loop
 

@@ -27,12 +27,12 @@ import plain
 from configs import smoke_static
 
 import regimes
-from regimes.config import RunConfig, override, to_dict
-from regimes.errors import RegimesError
-from regimes.harms.decide import Pulse
-from regimes.launch import search, sweep, tune
+from regimes.base.config import RunConfig, override, to_dict
+from regimes.base.errors import RegimesError
 from regimes.records import RecordWriter, locate_trunk
 from regimes.records.branches import trunk_table
+from regimes.search import search, sweep, tune
+from regimes.search.harms.decide import Pulse
 from regimes.training.quirks import resolve_quirks
 
 STORED = Path(__file__).parents[1] / "data" / "searches.json"

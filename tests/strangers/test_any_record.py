@@ -20,11 +20,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import regimes
-from regimes.errors import RecordError, RegimesError
-from regimes.monitor.doctor import judge_record
-from regimes.monitor.watch import watch_runs
+from regimes.base.errors import RecordError, RegimesError
+from regimes.cli.doctor import judge_record
+from regimes.cli.watch import watch_runs
+from regimes.policies.replay import detect
 from regimes.records import RecordWriter, load, load_all, read_lines, summary
-from regimes.replay import detect
 
 MISSING = object()
 NUMBERS = [-1, 0, 1, 2, 10**30, 10**400, 2**63, -0.5, 1e200, 1e308, float("inf"), float("nan")]

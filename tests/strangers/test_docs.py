@@ -31,8 +31,8 @@ from blocks import PAGES, ROOT, Block, blocks, run
 import regimes
 from analysis.__main__ import commands
 from regimes import presets
+from regimes.base.config import override
 from regimes.cli.app import list_options
-from regimes.config import override
 from regimes.plotting.offered import find_figures
 
 DOCS = ROOT / "docs"

@@ -16,12 +16,12 @@ import torch
 from runs import weights
 
 import regimes
+from regimes.base.config import RunConfig, override
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.config import RunConfig, override
-from regimes.exchange.exchange import Exchange
 from regimes.training import checkpoint
 
 PAGES = Path(__file__).parents[2] / "docs" / "explanation"

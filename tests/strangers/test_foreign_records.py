@@ -16,12 +16,13 @@ import pytest
 from plain import record as make
 
 from regimes import policies
+from regimes.base.errors import ConfigError, RecordError
+from regimes.cli.doctor import check_records, judge_record
+from regimes.cli.watch import watch_runs
+from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.data.tree import unpack_images
-from regimes.errors import ConfigError, RecordError
-from regimes.monitor.doctor import check_records, judge_record
-from regimes.monitor.watch import in_use, watch_runs
-from regimes.network import Network
+from regimes.policies.replay import detect
 from regimes.records import (
     RecordWriter,
     archive,
@@ -31,7 +32,7 @@ from regimes.records import (
     pack_records,
     read_lines,
 )
-from regimes.replay import detect
+from regimes.records.files import in_use
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -11,9 +11,10 @@ import pytest
 from plain import record as make
 
 import regimes
-from regimes import inputs, report
-from regimes.config import to_toml
-from regimes.errors import RecordError
+from regimes.base import inputs
+from regimes.base.config import to_toml
+from regimes.base.errors import RecordError
+from regimes.cli import report
 from regimes.records import check_output, load_all, pack_records
 
 ARCHIVE = Path(__file__).parents[2] / "data/reference/smoke-overlap.tar.xz"

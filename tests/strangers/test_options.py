@@ -20,15 +20,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import regimes
-from regimes import compression, detectors, instruments, policies
+from regimes import compression, instruments, policies
+from regimes.base.config import AnyLevel, RunConfig, bounds, override_fields, to_dict, to_toml
+from regimes.base.config.bounds import Bounds
+from regimes.base.config.convert import from_dict
+from regimes.base.config.registry import Registry
+from regimes.base.config.toml import PLUG_INS
+from regimes.base.errors import ConfigError
 from regimes.compression.base import check_level
-from regimes.config import AnyLevel, RunConfig, bounds, override_fields, to_dict, to_toml
-from regimes.config.bounds import Bounds
-from regimes.config.convert import from_dict
-from regimes.config.registry import Registry
-from regimes.config.toml import PLUG_INS
 from regimes.data import deficits
-from regimes.errors import ConfigError
+from regimes.policies import detectors
 from regimes.training.checks import PlugIns
 
 BASE = regimes.get_preset("smoke")

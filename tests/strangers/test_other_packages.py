@@ -181,9 +181,11 @@ BROKEN = {
 }
 LOADED = """
 import json
-from regimes import compression, data, detectors, instruments, models, policies
+from regimes import compression, data, instruments, policies
+from regimes.policies import detectors
+from regimes.data import models
 from regimes.data import deficits
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.records import reporting
 for registry in (
     compression.REGISTRY,

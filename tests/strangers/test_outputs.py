@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from plain import record as make
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.records import RecordWriter, pack_records, write_atomically, write_output, write_table
 

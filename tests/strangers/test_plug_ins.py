@@ -18,8 +18,8 @@ from configs import smoke_constant_rate as config
 
 import regimes
 from regimes import Compressor, Decision, Traffic
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.compression.sparse import TopK
-from regimes.errors import ConfigError, RecordError, RegimesError
 from regimes.instruments.base import EndOfEpochGauge, Reading
 from regimes.records import RecordWriter, load, make_reporters, read_lines
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 FUNCTIONS = [name for name in regimes.__all__ if inspect.isfunction(getattr(regimes, name))]
 WRONG: list[Any] = [object(), 5, "no such thing", ["x"], None, b"x", {"a": 1}]

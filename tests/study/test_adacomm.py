@@ -6,7 +6,7 @@ import pytest
 from decided import levels
 
 from analysis.plugins.adacomm import AdaComm
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.policies import make_policy
 
 

@@ -23,7 +23,7 @@ from analysis.detection.unforced import (
     scores,
     with_reference,
 )
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.policies import check_levels, make_policy
 from regimes.presets import get_grid
 from regimes.records import Record, load_all

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import regimes
 from analysis.plugins.allocation import GraVAC, LGreCo, allocate_levels
-from regimes.errors import ConfigError, RecordError
+from regimes.base.errors import ConfigError, RecordError
 from regimes.policies import LevelCost, PastEpoch, make_policy
+from regimes.policies.replay.replay import past_epochs, replay_rule
 from regimes.records import load_all
-from regimes.replay.replay import past_epochs, replay_rule
 
 LADDER = Path(__file__).parents[2] / "data/reference/small-ladder.tar.xz"
 LEVELS = ("r1", "r2", "r4")

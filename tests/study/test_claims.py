@@ -21,10 +21,10 @@ from analysis.campaign.campaign import CPU
 from analysis.findings import claims, verdicts
 from analysis.findings.effects import fall_at_decay, minus
 from analysis.findings.sentences import PAPER, QUESTIONS, WHOLE, Claim
-from regimes import statistics
-from regimes.errors import RecordError
+from regimes.base import statistics
+from regimes.base.errors import RecordError
+from regimes.policies.replay.detect import bench_detectors
 from regimes.records import Record, load, load_all
-from regimes.replay.detect import bench_detectors
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 POINTS = (-3.0, -1.25, -1.0, -0.97, -0.5, -0.02, 0.0, 0.02, 0.29, 0.5, 1.0, 1.25, 3.0)

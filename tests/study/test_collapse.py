@@ -11,7 +11,7 @@ import pytest
 
 from analysis.common import estimates
 from analysis.rates import collapse
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

@@ -21,10 +21,10 @@ from analysis.campaign import campaign
 from analysis.campaign.campaign import CPU, GPU, Step
 from analysis.tournament import yoked
 from regimes import presets
-from regimes.config import RunConfig, from_dict, override, to_dict
-from regimes.detectors.baselines import place_windows
-from regimes.errors import ConfigError, RecordError
+from regimes.base.config import RunConfig, from_dict, override, to_dict
+from regimes.base.errors import ConfigError, RecordError
 from regimes.policies import PastEpoch, Windows, make_policy
+from regimes.policies.detectors.baselines import place_windows
 from regimes.presets.families import shorten_training
 from regimes.records import Record, load, load_all, summary
 from regimes.records.earlier import as_present

@@ -8,11 +8,11 @@ import scipy.fft
 import torch
 
 from analysis.plugins.cosine import DCTTopK, dct_basis
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from analysis.criticality import criticality, harm, measured, scores
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import load_all
 from regimes.records.branches import trunk_table
 

@@ -21,7 +21,7 @@ from synthetic import EPOCHS, make
 
 from analysis.common import command, compare
 from analysis.paper import batch, curves, figure18_20, figures
-from regimes.errors import ConfigError, RecordError
+from regimes.base.errors import ConfigError, RecordError
 from regimes.plotting import looks, panels, style
 from regimes.plotting.groups import find_decays
 from regimes.plotting.looks import LEVELS, styles_of

@@ -32,11 +32,11 @@ from analysis.lasso.numbers import Setting
 from analysis.notebook import explorer
 from analysis.paper import figures
 from analysis.rates import quadratic
-from regimes.config import DENSE
+from regimes.base.config import DENSE
+from regimes.cli.report import content, pictures
 from regimes.plotting import canvas, style
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.records import Record, load, load_all
-from regimes.report import content, pictures
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 SEEDS = 3  # the least that have an interval

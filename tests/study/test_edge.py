@@ -12,7 +12,7 @@ from scipy import stats
 
 from analysis.rates import edge
 from analysis.rates.quadratic_model import computed
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import Record, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.paper import equal_epochs
 from analysis.paper.equal_epochs import clock, clocks, differences, of_authors, of_runs
-from regimes.errors import LackingError
+from regimes.base.errors import LackingError
 from regimes.records import load_all
 
 ROOT = Path(__file__).parents[2]

@@ -26,14 +26,14 @@ from hypothesis import strategies as st
 
 from analysis.cost.whatif import RECORDED, PricedRuns, Settings
 from analysis.notebook.explorer import Explorer, as_html, explorer
-from regimes.config import override
+from regimes.base.config import override
+from regimes.base.errors import ConfigError, RecordError
 from regimes.cost.cases import make_cases
+from regimes.cost.network import Network
 from regimes.cost.predict import predict_seconds
-from regimes.errors import ConfigError, RecordError
-from regimes.network import Network
+from regimes.policies.replay.replay import replay_rule, replay_traffic
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
-from regimes.replay.replay import replay_rule, replay_traffic
 from regimes.training.loop import run as train
 
 ROOT = Path(__file__).parents[2]

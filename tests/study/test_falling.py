@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import regimes
-from regimes.config import override
+from regimes.base.config import override
 from regimes.policies import PastEpoch, check_levels, make_policy
 from regimes.presets import get_grid
 

@@ -18,12 +18,12 @@ from synthetic import EPOCHS, POLICIES, make
 from analysis.common import compare
 from analysis.common.names import PAPER
 from analysis.paper import figure2
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
+from regimes.base.statistics import t_interval
 from regimes.plotting import canvas, style
 from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
 from regimes.plotting.schedules import tabulate_schedules
 from regimes.records import load_all, read_lines
-from regimes.statistics import t_interval
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from sklearn.metrics import cohen_kappa_score, jaccard_score
 from analysis.common.command import Files
 from analysis.detection import signals
 from analysis.paper import figure3, figure4a
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.policies.history import root_of_squares
 from regimes.records import Record, load_all
 

@@ -12,8 +12,8 @@ from configs import smoke
 
 import regimes
 from analysis.paper import figure4a
-from regimes.config import RunConfig
-from regimes.errors import RecordError
+from regimes.base.config import RunConfig
+from regimes.base.errors import RecordError
 from regimes.records import load_all, read_lines
 
 torch.set_num_threads(1)

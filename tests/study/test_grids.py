@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from regimes.config import RunConfig, to_dict
-from regimes.launch import sweep
+from regimes.base.config import RunConfig, to_dict
 from regimes.presets import GRIDS, get_grid, get_preset
 from regimes.records.earlier import with_fields_that_left
+from regimes.search import sweep
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "analysis" / "grids"
@@ -69,7 +69,7 @@ def test_the_toolkit_alone_has_its_own_presets_and_a_sentence_for_others(tmp_pat
     code = """
 import importlib.metadata
 importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.presets import GRIDS, get_grid, get_preset, list_groups
 for name in GRIDS:
     get_grid(name)

@@ -17,13 +17,13 @@ from intervals import interval_complaints
 
 from analysis.common.estimates import WITHIN, estimate, over_seeds
 from analysis.paper import figure3
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.plotting.groups import group_runs
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.schedules import compare
+from regimes.policies.replay import detect
 from regimes.records import Record, find_runs, load, unpack_records
-from regimes.replay import detect
 
 DATA = Path(__file__).parents[2] / "data" / "reference"
 FIRST = ("small-signals", "smoke-signals", "small", "lm-demo", "paper-cifar10-short")

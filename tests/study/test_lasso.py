@@ -27,8 +27,8 @@ from analysis.lasso.model import (
     top_share,
 )
 from analysis.lasso.numbers import COLUMNS, SHAPES, Setting, chances, network, shapes, sparsity
-from regimes.config import override
-from regimes.errors import ConfigError, RecordError
+from regimes.base.config import override
+from regimes.base.errors import ConfigError, RecordError
 from regimes.records import load_all, unit_name
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

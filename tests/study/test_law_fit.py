@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize, stats
 
 from analysis.criticality import fit as law
-from regimes.errors import RecordError
-from regimes.statistics import t_interval
+from regimes.base.errors import RecordError
+from regimes.base.statistics import t_interval
 
 Floats = NDArray[np.float64]
 RATES = (1.0, 1.0, 0.86, 0.32, 0.19)  # of five pulses of each trunk

@@ -20,7 +20,7 @@ from scipy import stats
 
 from analysis.criticality import law
 from analysis.findings.numbers import NUMBERS
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

@@ -12,7 +12,7 @@ from scipy import stats
 from analysis.criticality import lost_time
 from analysis.criticality.lost_time import Tree
 from analysis.findings.sources import records
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 
 
 def made(phases: dict[tuple[str, int], list[float]], kind: str = "pulse") -> Tree:

@@ -16,7 +16,7 @@ import pytest
 
 from analysis.common import markov
 from analysis.findings.sources import REFERENCE
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
 from regimes.data import tokens
 from regimes.plotting import style
 

@@ -15,9 +15,9 @@ import pytest
 from analysis.findings import sources
 from analysis.findings.effects import minus
 from benchmarks import clocks
+from regimes.base.statistics import t_interval
 from regimes.cost.clocks import MeasuredClock, find_clock, read_clocks
 from regimes.cost.methods import parse_method
-from regimes.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
 NAMES = {  # of a method, in archives and in the race

@@ -16,11 +16,11 @@ import regimes
 from analysis.common import panels
 from analysis.rates import usable
 from analysis.rates.usable import end, ends, entries, rules, table
+from regimes.base.config import DENSE
+from regimes.base.errors import RecordError
 from regimes.collectives.comm import Comm
 from regimes.compression.bucket import Bucket
 from regimes.compression.powersgd import PowerSGD
-from regimes.config import DENSE
-from regimes.errors import RecordError
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 from regimes.presets import get_grid

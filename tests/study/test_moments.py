@@ -22,8 +22,8 @@ from torch import nn
 
 import regimes
 from analysis.plugins.moments import Moments, density, top_share
-from regimes.config import RunConfig
-from regimes.errors import ConfigError
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
 from regimes.instruments.base import Reading
 from regimes.records import read_lines
 from regimes.training import build

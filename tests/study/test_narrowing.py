@@ -14,8 +14,8 @@ from scipy import stats
 import regimes
 from analysis.rates import narrowing
 from analysis.rates.narrowing import largest, losses, table
-from regimes.config import in_windows
-from regimes.errors import RecordError
+from regimes.base.config import in_windows
+from regimes.base.errors import RecordError
 from regimes.presets import get_grid
 from regimes.presets.own import AT
 from regimes.records import Record, load_all

@@ -12,7 +12,7 @@ import pytest
 from analysis.detection import norm_hessian, unforced
 from analysis.detection.norm_hessian import RULES, find_measured, kappas, table
 from analysis.paper import figure3
-from regimes.errors import LackingError
+from regimes.base.errors import LackingError
 from regimes.records import load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

@@ -17,7 +17,7 @@ import pytest
 
 from analysis.notebook.outputs import reasons, show
 from analysis.paper.figure2 import figure2a
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import style
 from regimes.records import Record, load_all
 

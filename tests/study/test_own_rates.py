@@ -14,7 +14,7 @@ import pytest
 from analysis.findings.numbers import NUMBERS
 from analysis.findings.sources import REFERENCE, entries, records, trials
 from analysis.tournament import tournament
-from regimes.config import to_dict
+from regimes.base.config import to_dict
 from regimes.presets import get_grid
 
 RATES = {  # that were tried, as the heads of the grids' files say

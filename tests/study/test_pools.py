@@ -14,7 +14,7 @@ from synthetic import make
 
 from analysis.findings import pools
 from analysis.findings.effects import minus
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import Record, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"

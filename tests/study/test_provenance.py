@@ -13,7 +13,7 @@ import pytest
 
 from analysis.campaign import begin, campaign
 from analysis.findings import provenance as study
-from regimes.errors import ConfigError, RecordError
+from regimes.base.errors import ConfigError, RecordError
 from regimes.records import provenance
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 from synthetic import make
 
 from analysis.paper import curves, published
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import looks
 from regimes.records import load_all
 

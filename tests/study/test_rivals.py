@@ -16,10 +16,10 @@ from configs import smoke as config
 import regimes
 from analysis.plugins.rivals import Rivals
 from analysis.tournament import error_per_float
+from regimes.base.errors import ConfigError, RecordError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY, make_compressor
-from regimes.errors import ConfigError, RecordError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.panel import choose_instruments
 from regimes.presets import get_grid

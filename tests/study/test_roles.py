@@ -15,14 +15,14 @@ from synthetic import POLICIES, make
 
 from analysis.common import compare
 from analysis.paper import figure2, figures
-from regimes.config import RunConfig
-from regimes.errors import ConfigError, LackingError, RecordError
-from regimes.launch import sweep
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError, LackingError, RecordError
 from regimes.plotting import lacking, offered, style
 from regimes.plotting.groups import in_roles
 from regimes.plotting.needs import Needs
 from regimes.presets import get_grid
 from regimes.records import Record, load_all, select_while_loading
+from regimes.search import sweep
 
 MINE = {role: f"my {len(role)} {role[::-1]}" for role in POLICIES}  # names that no figure knows
 GRID = """

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import regimes
 from analysis.plugins.detectors import FisherChange, MsdrFall, TraceCusum
 from analysis.plugins.ladders import AccordionLadder, ErrorLadder
-from regimes.detectors import Detector, make_detector
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.policies import Accordion, PastEpoch, make_policy
+from regimes.policies.detectors import Detector, make_detector
 
 POSITIVE = st.floats(1e-3, 1e3)
 

@@ -21,9 +21,9 @@ from sklearn.metrics import roc_auc_score
 from analysis.criticality import law, lost_time, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
-from regimes.errors import RecordError
-from regimes.harms import rates
+from regimes.base.errors import RecordError
 from regimes.records import load_all
+from regimes.search.harms import rates
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 COSINE = REFERENCE / "harm-lm-cosine.tar.xz"

@@ -11,9 +11,9 @@ import regimes
 from analysis.findings.effects import minus
 from analysis.findings.numbers.differences import effect
 from analysis.findings.sources import records
+from regimes.base.statistics import correct_by_holm, p_value
 from regimes.cost.cases import make_cases
 from regimes.records import load_all
-from regimes.statistics import correct_by_holm, p_value
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "start.md"

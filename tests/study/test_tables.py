@@ -17,8 +17,8 @@ from synthetic import make
 from analysis.common import compare
 from analysis.paper import figures, published, table_rules, tables
 from analysis.rates import collapse, usable
-from regimes.config import to_dict
-from regimes.errors import RecordError
+from regimes.base.config import to_dict
+from regimes.base.errors import RecordError
 from regimes.plotting.looks import find_metric
 from regimes.presets import get_grid
 from regimes.records import Record, load, load_all, summary

@@ -8,14 +8,14 @@ from ddp_scripts import group
 from torch import Tensor
 
 from analysis.plugins.threshold import Threshold
+from regimes.base.config import DENSE, Level
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order
-from regimes.config import DENSE, Level
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 
 F64, WORKERS, SHAPE = torch.float64, 4, (5, 7)
 RATES = (0.25, 0.5, 1.0, 0.125, 0.125)

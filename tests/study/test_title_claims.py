@@ -29,7 +29,7 @@ from analysis.detection import agreement, signals
 from analysis.paper import curves, figure2, figure3
 from analysis.rates import edge, narrowing, usable_figure
 from analysis.tournament import tournament_figure, yoked
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.plotting import looks, style, words
 from regimes.plotting.said import MeanInterval
 from regimes.records import Record, load

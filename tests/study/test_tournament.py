@@ -25,11 +25,11 @@ from analysis.tournament.tournament import (
     table,
 )
 from analysis.tournament.tournament_figure import kinds
+from regimes.base.config import Budget, RunConfig, in_windows
+from regimes.base.console.tables import Table
+from regimes.base.errors import RecordError
 from regimes.compression import make_compressor
 from regimes.compression.traffic import costs_per_step
-from regimes.config import Budget, RunConfig, in_windows
-from regimes.console.tables import Table
-from regimes.errors import RecordError
 from regimes.plotting.looks import find_metric
 from regimes.policies import REGISTRY, check_levels, make_policy
 from regimes.presets import get_grid

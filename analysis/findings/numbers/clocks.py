@@ -100,7 +100,7 @@ def clock_choices() -> dict[str, float]:
     always 4 bits every 8 steps."""
     from benchmarks import clock_choices as choices
     from benchmarks.plans import AT_ITS_RATE
-    from regimes.statistics import t_interval
+    from regimes.base.statistics import t_interval
 
     plans = [json.loads(line) for line in record_read(PLANS).read_text().splitlines()]
     losses, clocks = dict(_losses()), _clocks()

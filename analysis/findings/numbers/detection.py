@@ -6,9 +6,9 @@ import itertools
 
 import pandas as pd
 
-from regimes.detectors import NormChange
 from regimes.plotting.groups import compressed_layers
-from regimes.replay.detect import bench_detectors
+from regimes.policies.detectors import NormChange
+from regimes.policies.replay.detect import bench_detectors
 
 from ...common.estimates import Cell, Row, as_table, word
 from ...detection import agreement, norm_hessian, unforced

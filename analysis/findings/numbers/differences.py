@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from regimes.base.statistics import correct_by_holm
 from regimes.records import find_runs, share_of_low, unpack_records
 from regimes.records.selection import last_metric
-from regimes.statistics import correct_by_holm
 
 from ...common import compare
 from ...paper import published

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.harms.rates import mean_rates
+from regimes.base.console.tables import Table
+from regimes.search.harms.rates import mean_rates
 
 from ...criticality import fit as laws
 from ...criticality import law, lost_time, measured, settings

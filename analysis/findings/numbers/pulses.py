@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import p_text
+from regimes.base.console.tables import Table
+from regimes.base.console.units import p_text
+from regimes.base.statistics import correct_by_holm
 from regimes.plotting.groups import tested_by
-from regimes.statistics import correct_by_holm
 
 from ...common import markov
 from ...criticality import harm, measured, scores

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 from regimes.plotting.looks import find_metric
 
 from ...rates import edge, narrowing, quadratic, usable

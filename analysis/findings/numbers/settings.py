@@ -6,8 +6,8 @@ import functools
 
 import pandas as pd
 
-from regimes.console.tables import Table
-from regimes.console.units import p_text
+from regimes.base.console.tables import Table
+from regimes.base.console.units import p_text
 
 from ...criticality import scores, settings
 from ..sources import number, record_read, records

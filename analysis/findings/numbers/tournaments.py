@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 from regimes.plotting.looks import Metric
 from regimes.plotting.style import seeds_in_words
 

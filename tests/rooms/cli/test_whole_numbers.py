@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from regimes import cli
-from regimes.console import tables
-from regimes.console.tables import FoldingTable, Table
-from regimes.plans.result import Plan
+from regimes.base.console import tables
+from regimes.base.console.tables import FoldingTable, Table
 from regimes.records import unpack_records
+from regimes.search.plans.result import Plan
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "data" / "reference"
@@ -98,7 +98,7 @@ def test_a_plan_is_printed_at_the_width_of_the_terminal(
         lines = Plan.lines
 
     monkeypatch.setenv("COLUMNS", str(width))
-    module = importlib.import_module("regimes.plans.plan")
+    module = importlib.import_module("regimes.search.plans.plan")
     monkeypatch.setattr(module, "plan", lambda *given, **more: Found())
     cli.plan("smoke", link="1Gbit/s", seconds="2")
     printed = capsys.readouterr().out

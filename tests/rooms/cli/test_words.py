@@ -12,9 +12,9 @@ from synthetic import make
 
 import regimes
 from regimes import cli, presets
+from regimes.base.console.tables import Table
+from regimes.base.errors import ConfigError
 from regimes.cli.app import app, check_no_empty_word
-from regimes.console.tables import Table
-from regimes.errors import ConfigError
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -95,7 +95,7 @@ def test_a_table_breaks_no_name_within_a_word() -> None:
 
     from rich.console import Console
 
-    from regimes.replay import detect
+    from regimes.policies.replay import detect
 
     name = "norm-change statistic=norm*lr"
     heads = ("detector", "with", "by", "Jaccard", "kappa", "lag")

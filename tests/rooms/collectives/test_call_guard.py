@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
+from regimes.base.errors import TrainingError
 from regimes.collectives import call_guard, faults
 from regimes.collectives.call_guard import CallGuard
-from regimes.errors import TrainingError
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from regimes.base.errors import TrainingError
 from regimes.collectives import connect, faults, group
 from regimes.collectives.process_group import Group
-from regimes.errors import TrainingError
 
 PLACE = "Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair"
 REFUSED = (

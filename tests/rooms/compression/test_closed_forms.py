@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regimes.base.config import DENSE
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.compression import Compressor, kernels, sparse
 from regimes.compression.bucket import State
@@ -38,8 +40,6 @@ from regimes.compression.sparse import (
     select_largest,
     top_indices,
 )
-from regimes.config import DENSE
-from regimes.errors import ConfigError
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(0, 10**6))

@@ -10,6 +10,8 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 from torch import Tensor
 
 from analysis.plugins.cosine import DCTTopK
+from regimes.base.config import DENSE
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.bucket import Bucket
@@ -17,8 +19,6 @@ from regimes.compression.elementwise import Cast
 from regimes.compression.powersgd import ACPSGD, PowerSGD, _matrices
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK, TopK, by_threshold, top_indices
-from regimes.config import DENSE
-from regimes.errors import ConfigError
 
 # -- conservation ----------------------------------------------------------------------------
 

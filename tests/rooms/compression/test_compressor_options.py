@@ -14,13 +14,13 @@ import pytest
 import torch
 from ddp_scripts import group
 
+from regimes.base.config import DENSE, Level
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
-from regimes.exchange.exchange import Exchange
 
 F64 = torch.float64
 WORKERS, STEPS = 4, 8

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from regimes.base.config import DENSE, AnyLevel, FeedbackLevel, Level
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import Compressor, make_compressor
 from regimes.compression.elementwise import Cast
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerSGD, resize_rows
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.config import DENSE, AnyLevel, FeedbackLevel, Level
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 from regimes.job import choices
 from regimes.training import graphs
 

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regimes.base.seeding import draw_uniform
 from regimes.compression.all_reduce import quantise_rows, wire_bytes
 from regimes.compression.layout import Layout, Noise, Spread
-from regimes.seeding import draw_uniform
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 

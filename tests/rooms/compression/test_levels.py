@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from regimes.base.config import DENSE, Level
+from regimes.base.errors import ConfigError
 from regimes.compression import REGISTRY, make_compressor
-from regimes.config import DENSE, Level
-from regimes.errors import ConfigError
 
 TRIED: list[Level] = [*range(-1, 18), 32, 0.5, 0.0, 100, 100.5, "fp16", "bf16", "fp32", DENSE]
 HAVE: dict[str, list[Level]] = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 from reducers import EVERY, world
 
+from regimes.base.config import Level
 from regimes.collectives.layers import Layer
 from regimes.compression import Compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import Level
 
 EXPERTS, USED, STEPS = 8, 3, 60  # 56 sets of three
 SHAPE = (16, 24)

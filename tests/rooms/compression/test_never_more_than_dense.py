@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from regimes.base.config import FeedbackLevel
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY, make_compressor
@@ -15,7 +16,6 @@ from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
 from regimes.compression.traffic import costs_per_step, traffic_table
-from regimes.config import FeedbackLevel
 
 SHAPES = [(1, 1), (2, 1), (1, 5), (3, 3), (4, 4), (4, 32), (32, 4), (16, 32), (8, 1, 3, 3)]
 LAYERS = [Layer(f"layer {i}", shape) for i, shape in enumerate(SHAPES)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regimes.base.config import DENSE
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE
-from regimes.exchange.exchange import Exchange
 
 LAYERS = [Layer("matrix", (6, 4)), *(Layer(f"vector {i}", (3 + i,)) for i in range(5))]
 

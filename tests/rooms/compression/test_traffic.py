@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from analysis.plugins.low_pass import LowPass
+from regimes.base.config import DENSE
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import Compressor
 from regimes.compression.elementwise import Cast, Quantise, Sign
+from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.config import DENSE
-from regimes.exchange.exchange import Exchange
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)

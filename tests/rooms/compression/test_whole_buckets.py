@@ -11,13 +11,13 @@ import torch
 from reducers import gradients, layers, world
 from torch import Tensor
 
+from regimes.base.config import DENSE, Level
 from regimes.collectives.layers import Layer
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import end_to_end
 from regimes.compression.elementwise import Cast
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import RandomK
-from regimes.config import DENSE, Level
 
 
 @dataclass(frozen=True, kw_only=True)

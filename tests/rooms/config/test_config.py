@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes.config import (
+from regimes.base.config import (
     Budget,
     ModelConfig,
     Registry,
@@ -24,7 +24,7 @@ from regimes.config import (
     to_dict,
     to_toml,
 )
-from regimes.errors import ConfigError, RegimesError
+from regimes.base.errors import ConfigError, RegimesError
 from regimes.policies import check_levels, make_policy
 from regimes.presets import (
     GRIDS,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regimes.config import entry_points
+from regimes.base.config import entry_points
 
 OTHER = metadata.EntryPoint("other", "mine:offers", "regimes.figures")
 GROUPS = ["figures", "grids"]

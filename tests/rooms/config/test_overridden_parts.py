@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from regimes import compression, instruments, policies
-from regimes.config import RunConfig, override, override_fields
+from regimes.base.config import RunConfig, override, override_fields
+from regimes.base.errors import ConfigError
 from regimes.data import deficits
-from regimes.errors import ConfigError
 from regimes.training.simulate import own_training
 
 REGISTRIES = {

@@ -16,13 +16,13 @@ from configs import smoke
 from runs import break_off, same_bits
 
 import regimes
+from regimes.base.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
+from regimes.base.errors import ConfigError
 from regimes.compression import REGISTRY, make_compressor
-from regimes.config import RETIRED, RunConfig, from_dict, load_toml, override, to_dict
-from regimes.errors import ConfigError
-from regimes.launch import sweep
 from regimes.records import check_same_experiment, read_lines, select_runs
 from regimes.records.earlier import as_present
 from regimes.records.experiment import identify_experiment, separate_experiments, sibling_difference
+from regimes.search import sweep
 
 OTHER = {  # values that version 0.3 took of fields that have left
     "vmap": True,

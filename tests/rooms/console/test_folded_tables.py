@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=30)
 NUMBERS = st.sampled_from(["1", "-0.03 [-0.11, +0.05]", "× 1,082", "7.77e+03", "1234567890123"])

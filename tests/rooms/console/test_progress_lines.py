@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regimes.console.progress import shown_by
+from regimes.base.console.progress import shown_by
 
 
 def test_a_search_in_a_script_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

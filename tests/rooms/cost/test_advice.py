@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regimes.base.errors import ConfigError
 from regimes.cost.advice import (
     find_thresholds,
     list_candidates,
@@ -24,9 +25,8 @@ from regimes.cost.advice import (
 from regimes.cost.from_model import main, make_job
 from regimes.cost.job import DEVICES, DataParallelJob
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
+from regimes.cost.network import Network
 from regimes.cost.options import JobOptions
-from regimes.errors import ConfigError
-from regimes.network import Network
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'
 JOBS = {

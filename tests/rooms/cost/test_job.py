@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
 from regimes.cost.from_model import main, make_job
@@ -30,10 +32,8 @@ from regimes.cost.methods import (
     usual_methods,
 )
 from regimes.cost.models import KNOWN, Model, read_model
+from regimes.cost.network import Network, Work
 from regimes.cost.options import JobOptions
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
-from regimes.network import Network, Work
 from regimes.plotting.bandwidth import move_apart
 
 PARAMETERS = {  # from the models' papers and libraries

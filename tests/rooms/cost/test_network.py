@@ -16,14 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes.config import override
+from regimes.base.config import override
+from regimes.base.errors import ConfigError, RecordError
 from regimes.cost import cases as cost_cases
 from regimes.cost import measure
 from regimes.cost.cases import make_cases, measure_cases, per_sample, recorded_work
-from regimes.cost.predict import main, predict_seconds
-from regimes.cost.recorded import tabulate_alternatives
-from regimes.errors import ConfigError, RecordError
-from regimes.network import (
+from regimes.cost.network import (
     ALGORITHMS,
     BACKWARD,
     Network,
@@ -33,6 +31,8 @@ from regimes.network import (
     format_bandwidth,
     mean_step,
 )
+from regimes.cost.predict import main, predict_seconds
+from regimes.cost.recorded import tabulate_alternatives
 from regimes.presets import get_preset
 from regimes.records import Record, load_all
 

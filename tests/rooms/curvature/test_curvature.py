@@ -15,7 +15,9 @@ from ddp_scripts import group
 from probes import Quadratic, data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
-from regimes.curvature import (
+from regimes.base.errors import ConfigError
+from regimes.base.seeding import make_generator
+from regimes.instruments.hessian import (
     HessianProduct,
     cross_entropy,
     density,
@@ -25,8 +27,6 @@ from regimes.curvature import (
     layer_traces,
     trace,
 )
-from regimes.errors import ConfigError
-from regimes.seeding import make_generator
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from probes import Quadratic, data, net, split
 from torch import Tensor, nn
 
 import regimes
-from regimes.curvature import critical_sharpness, cross_entropy
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.errors import ConfigError, TrainingError
+from regimes.instruments.hessian import critical_sharpness, cross_entropy
 
 TIGHT = 1e-9
 

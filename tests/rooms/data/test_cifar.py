@@ -14,10 +14,10 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
 from regimes.data import image_folder, sources
 from regimes.data.images import load_images
-from regimes.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -17,9 +17,9 @@ from corpora import TRAIN, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
 from regimes.data import wikitext
-from regimes.errors import DataError
 
 
 def load(folder: Path, **settings: object) -> wikitext.Corpus:

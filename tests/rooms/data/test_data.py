@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from image_trees import rows
 from PIL import Image
 
-from regimes.config import DataConfig, RunConfig
+from regimes.base.config import DataConfig, RunConfig
+from regimes.base.errors import ConfigError, DataError
 from regimes.data.classification import ImageTask
 from regimes.data.images import ImageBatches, Images, evaluation_batches, load_images
 from regimes.data.sources import read_images
-from regimes.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
 

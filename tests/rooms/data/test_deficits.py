@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import regimes
-from regimes.config import override
+from regimes.base.config import override
+from regimes.base.errors import ConfigError
 from regimes.data.deficits import Blur, Deficit, Flip, GradientNoise, ImageNoise, Labels, OtherTask
-from regimes.errors import ConfigError
 from regimes.training import build
 
 

@@ -14,11 +14,11 @@ import torch
 from image_trees import pack, rows, save
 from PIL import Image
 
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import DataError
 from regimes.data import image_folder, sources
 from regimes.data import tree as tree_of
 from regimes.data.images import load_images
-from regimes.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("cache")
 ARCHIVES = [".tar", ".tar.gz", ".tar.xz", ".zip"]

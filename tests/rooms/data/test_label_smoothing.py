@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import regimes
-from regimes.config import RunConfig, override
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError
 from regimes.data import load_task
-from regimes.errors import ConfigError
 from regimes.presets import get_preset
 
 WORDS = ["data.train_size=80", "data.test_size=40", "epochs=1", "optimizer.decay_epochs=[]"]

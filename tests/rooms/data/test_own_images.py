@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 import regimes
-from regimes.config import DataConfig
+from regimes.base.config import DataConfig
+from regimes.base.errors import ConfigError, DataError
 from regimes.data import image_folder
 from regimes.data.images import load_images
-from regimes.errors import ConfigError, DataError
 
 COUNTS = {"cat": 60, "dog": 33, "emu": 10}
 MODES = ("RGB", "L", "RGBA", "P", "CMYK")

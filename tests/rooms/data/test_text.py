@@ -23,14 +23,14 @@ from torch import nn
 from torch.nn import functional
 
 import regimes
+from regimes.base.config import to_dict
+from regimes.base.errors import ConfigError, DataError
+from regimes.base.reduction import CarryingLoss
 from regimes.collectives.world import World
-from regimes.config import to_dict
 from regimes.data import load_task
 from regimes.data.language import NextWord, Streams, TextTask, cut_streams
 from regimes.data.task import Batches, Task
-from regimes.errors import ConfigError, DataError
 from regimes.records import read_lines
-from regimes.reduction import CarryingLoss
 from regimes.training import build
 
 torch.set_num_threads(1)

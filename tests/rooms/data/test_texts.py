@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regimes
-from regimes.config import DataConfig, RunConfig, from_dict
+from regimes.base.config import DataConfig, RunConfig, from_dict
+from regimes.base.errors import ConfigError, DataError
 from regimes.data import texts, tokens
 from regimes.data.language import TextTask
 from regimes.data.texts import Parts
-from regimes.errors import ConfigError, DataError
-from regimes.monitor.text import metric_text
 from regimes.plotting import groups
 from regimes.plotting.schedules import tabulate_schedules
+from regimes.plotting.text import metric_text
 
 torch.set_num_threads(1)
 FILES = {f"f{i}/{i}.txt": f"the file number {i}\n".encode() * (i + 1) for i in range(9)}

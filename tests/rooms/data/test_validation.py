@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regimes
-from regimes.config import DataConfig, RunConfig, from_dict, override
+from regimes.base.config import DataConfig, RunConfig, from_dict, override
+from regimes.base.errors import DataError
 from regimes.data import images, load_task
 from regimes.data.sources import balanced_order, hold_out
-from regimes.errors import DataError
 from regimes.records import read_lines
 
 torch.set_num_threads(1)

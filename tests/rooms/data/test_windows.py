@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from runs import same_bits, same_text
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
+from regimes.base.config import RunConfig, from_dict, override
+from regimes.base.errors import ConfigError, DataError
+from regimes.base.reduction import CarryingLoss
 from regimes.data import load_task
 from regimes.data.task import Batches, Task
 from regimes.data.windows import TokenWindows, cover_text
-from regimes.errors import ConfigError, DataError
-from regimes.reduction import CarryingLoss
 from regimes.training import build
 
 torch.set_num_threads(1)

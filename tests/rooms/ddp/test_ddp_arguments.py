@@ -22,19 +22,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.base.config import RunConfig, override_fields
+from regimes.base.config.bounds import check_bounds
+from regimes.base.errors import ConfigError, RecordError
+from regimes.cli.report import render_page
 from regimes.compression import REGISTRY
-from regimes.config import RunConfig, override_fields
-from regimes.config.bounds import check_bounds
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method
-from regimes.errors import ConfigError, RecordError
-from regimes.fsdp import arguments
+from regimes.hook.fsdp import arguments
 from regimes.integrations.shared import HookSettings
 from regimes.job import choices
 from regimes.job.probe import pick_probe
 from regimes.job.run_warnings import run_warnings
 from regimes.records import read_lines, unknown_fields
-from regimes.report import render_page
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -764,7 +764,7 @@ def test_only_units_that_wait_for_a_call_are_missed(
 ) -> None:
     """Counted steps end a unit by themselves, however many they are. As Python ends, no unit of
     statistics that are sent can end: then the sentence is of ``close``."""
-    monkeypatch.setattr("regimes.ddp.hook.MANY_STEPS", 3)
+    monkeypatch.setattr("regimes.hook.ddp.hook.MANY_STEPS", 3)
     model = wrapped()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     hook = regimes.attach(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -22,7 +22,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import regimes
 from regimes.compression import REGISTRY
-from regimes.ddp import Hook
+from regimes.hook.ddp import Hook
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

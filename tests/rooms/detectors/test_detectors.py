@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes import detectors, policies
-from regimes.detectors import (
+from regimes import policies
+from regimes.base.errors import ConfigError
+from regimes.policies import Detected, detectors
+from regimes.policies.detected import signal_values
+from regimes.policies.detectors import (
     Detector,
     EigenvalueChange,
     FirstShare,
@@ -23,11 +26,8 @@ from regimes.detectors import (
     SharpnessChange,
     make_detector,
 )
-from regimes.detectors.baselines import place_windows
-from regimes.detectors.statistics import lacking_statistics, with_statistics
-from regimes.errors import ConfigError
-from regimes.policies import Detected
-from regimes.policies.detected import signal_values
+from regimes.policies.detectors.baselines import place_windows
+from regimes.policies.detectors.statistics import lacking_statistics, with_statistics
 from regimes.policies.history import PastEpoch, read_history
 
 POSITIVE = st.floats(1e-3, 1e3)

@@ -14,13 +14,13 @@ import torch
 from reducers import EVERY, gradients, layers, world
 from torch import Tensor, nn
 
+from regimes.base.config import DENSE, Level
 from regimes.compression import Compressor
+from regimes.compression.exchange import Exchange, Transfer
 from regimes.compression.powersgd import PowerSGD
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE, Level
-from regimes.ddp.loss_scale import LossScale
-from regimes.ddp.steps import HookSteps
-from regimes.exchange.exchange import Exchange, Transfer
+from regimes.hook.ddp.loss_scale import LossScale
+from regimes.hook.ddp.steps import HookSteps
 
 CPU = torch.device("cpu")
 BUCKETS = [[3, 2], [1], [0]]

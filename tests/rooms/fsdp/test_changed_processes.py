@@ -11,7 +11,7 @@ from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import REGISTRY
 from regimes.compression.reducer import Reducer
-from regimes.ddp.node_state import shard_memories
+from regimes.hook.ddp.node_state import shard_memories
 
 LAYER = Layer("weight", (6, 5))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from regimes.fsdp import replicas_state
-from regimes.fsdp.replicas_state import ShardedState
+from regimes.hook.fsdp import replicas_state
+from regimes.hook.fsdp.replicas_state import ShardedState
 from regimes.job.process_states import pack_state
 
 

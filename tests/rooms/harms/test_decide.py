@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from regimes.harms.decide import (
+from regimes.base.statistics import t_interval
+from regimes.search.harms.decide import (
     MOST_SEEDS,
     HarmEvidence,
     Harms,
@@ -25,7 +26,6 @@ from regimes.harms.decide import (
     parts_within,
     seeds_needed,
 )
-from regimes.statistics import t_interval
 
 
 def test_a_verdict_is_that_of_the_interval() -> None:

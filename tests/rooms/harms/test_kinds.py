@@ -12,11 +12,11 @@ from configs import smoke
 from PIL import Image
 
 import regimes
-from regimes.errors import ConfigError
-from regimes.harms.decide import Pulse
-from regimes.harms.kinds import apply_pulse, kinds_of, trunk_of
+from regimes.base.errors import ConfigError
 from regimes.presets import get_grid
 from regimes.records import load_all
+from regimes.search.harms.decide import Pulse
+from regimes.search.harms.kinds import apply_pulse, kinds_of, trunk_of
 
 LOW = {"name": "static", "level": "low"}
 CHANGES: dict[str, dict[str, Any]] = {

@@ -7,11 +7,11 @@ import math
 import pytest
 from drawn import misplaced
 
-from regimes.harms.decide import HarmEvidence, Pulse, Rules, Run
-from regimes.harms.kinds import Kind
-from regimes.harms.result import Harm
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
+from regimes.search.harms.decide import HarmEvidence, Pulse, Rules, Run
+from regimes.search.harms.kinds import Kind
+from regimes.search.harms.result import Harm
 
 RATES = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1]
 

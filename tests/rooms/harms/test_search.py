@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 import regimes
 from analysis.criticality import measured
-from regimes.errors import ConfigError, RecordError, RegimesError
-from regimes.harms import ladder
-from regimes.harms.decide import Pulse
-from regimes.harms.kinds import kinds_of, trunk_of
-from regimes.launch.search import LOG, read_log
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.presets import get_grid
 from regimes.presets.own import read_seeds
 from regimes.records import load_all
+from regimes.search.harms import ladder
+from regimes.search.harms.decide import Pulse
+from regimes.search.harms.kinds import kinds_of, trunk_of
+from regimes.search.search import LOG, read_log
 
 UNITS = 4
 

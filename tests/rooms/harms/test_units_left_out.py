@@ -17,7 +17,9 @@ from scipy import stats
 from torch import nn
 
 import regimes
-from regimes.harms.decide import (
+from regimes.plotting import style
+from regimes.plotting.looks import find_metric
+from regimes.search.harms.decide import (
     DELETION,
     HarmEvidence,
     Left,
@@ -27,10 +29,8 @@ from regimes.harms.decide import (
     judge_lost_time,
     next_round,
 )
-from regimes.harms.kinds import Kind
-from regimes.harms.result import Harm
-from regimes.plotting import style
-from regimes.plotting.looks import find_metric
+from regimes.search.harms.kinds import Kind
+from regimes.search.harms.result import Harm
 
 # -- a quadratic -----------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from configs import smoke
 import regimes
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
-from regimes.detectors.statistics import Statistic
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.disagreement import Disagreement, DisagreementGauge
 from regimes.job.attached import no_data
+from regimes.policies.detectors.statistics import Statistic
 from regimes.records import read_lines
 
 LAYERS = [Layer("a", (3,)), Layer("b", (2, 5))]

@@ -19,13 +19,13 @@ from torch import nn
 import regimes
 from analysis.paper import figure3
 from analysis.plugins.ladders import ErrorLadder
-from regimes.config import RunConfig
-from regimes.curvature import HessianProduct, eigenvalues
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
 from regimes.data import classification
-from regimes.errors import ConfigError
 from regimes.instruments.compression_loss import CompressionLossGauge
+from regimes.instruments.hessian import HessianProduct, eigenvalues
+from regimes.policies.replay.replay import signal_cost
 from regimes.records import read_lines
-from regimes.replay.replay import signal_cost
 from regimes.training import build
 
 EVERYTHING = {

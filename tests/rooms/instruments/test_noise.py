@@ -16,7 +16,7 @@ from runs import weights
 from torch import nn
 
 import regimes
-from regimes.config import RunConfig, override
+from regimes.base.config import RunConfig, override
 from regimes.instruments.base import Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
 from regimes.records import read_lines

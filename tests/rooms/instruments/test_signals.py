@@ -14,7 +14,7 @@ from configs import gpt as words
 from torch import Tensor, nn
 
 import regimes
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 from regimes.training.build import prepare_run
 
 SIGNALS = ("update", "global", "local-mean", "worker0", "movement", "movement/lr")

@@ -19,11 +19,11 @@ from runs import weights
 from torch import Tensor, nn
 
 import regimes
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.world import World
-from regimes.config import RunConfig, override
-from regimes.curvature.probe import preserve_model
-from regimes.errors import ConfigError, TrainingError
 from regimes.instruments import support_overlap
+from regimes.instruments.hessian.probe import preserve_model
 from regimes.instruments.support_overlap import (
     Overlap,
     batch_gradient,

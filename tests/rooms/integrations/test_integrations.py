@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.integrations.shared import HookSettings, load_hook, save_hook, wrapped_model
 from regimes.job.process_states import unpack_state
 from regimes.records import read_lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.integrations import shared
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes import attaching
+from regimes.base.errors import ConfigError
 from regimes.compression import REGISTRY, make_compressor
-from regimes.errors import ConfigError
+from regimes.hook import attaching
 from regimes.job.spellings import EARLIER
 
 pytestmark = pytest.mark.usefixtures("one_process")

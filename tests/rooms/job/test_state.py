@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes import TopK
+from regimes.base.errors import ConfigError
 from regimes.compression import make_compressor
-from regimes.errors import ConfigError
 from regimes.job.move_residuals import (
     average_residuals,
     on_processes,

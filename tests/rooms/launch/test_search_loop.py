@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from regimes.errors import ConfigError, FolderInUse, RecordError
-from regimes.launch import search
-from regimes.launch.search import LOG, Left, Search, SearchBudget, SearchLog, read_log
+from regimes.base.errors import ConfigError, FolderInUse, RecordError
+from regimes.search import search
+from regimes.search.search import LOG, Left, Search, SearchBudget, SearchLog, read_log
 
 
 class Killed(BaseException):

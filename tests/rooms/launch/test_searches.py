@@ -10,7 +10,7 @@ import pytest
 import searches
 from configs import smoke
 
-from regimes.launch import tune
+from regimes.search import tune
 
 STORED = json.loads(searches.STORED.read_text())
 

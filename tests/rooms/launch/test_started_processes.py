@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regimes.launch import processes
+from regimes.search import processes
 
 
 @pytest.mark.parametrize("own", [None, "eth7"])

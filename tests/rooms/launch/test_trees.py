@@ -10,10 +10,10 @@ import pytest
 from runs import same_bits
 
 import regimes
-from regimes.errors import ConfigError
-from regimes.launch import sweep, trees
+from regimes.base.errors import ConfigError
 from regimes.presets import get_grid
 from regimes.records import load_all, read_lines
+from regimes.search import sweep, trees
 from regimes.training import loop
 
 GRID = """

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes import presets
-from regimes.config import RunConfig, load_toml, override
-from regimes.errors import ConfigError, RecordError
-from regimes.launch import sweep, tune
-from regimes.launch.search import LOG
+from regimes.base.config import RunConfig, load_toml, override
+from regimes.base.errors import ConfigError, RecordError
 from regimes.presets import get_grid
 from regimes.records import RecordWriter
+from regimes.search import sweep, tune
+from regimes.search.search import LOG
 
 SEEDS = (5, 6)
 VALUES = {"optimizer.lr": ["0.1", "0.2", "0.4", "0.8"], "optimizer.momentum": ["0.5", "0.9"]}

@@ -16,8 +16,8 @@ from copied_models import ADAMW, DENSE, DILOCO, SGD, clip, close, every, step_ea
 from runs import resumed_alike, same_run, weights
 
 import regimes
-from regimes.config import RunConfig, override
-from regimes.errors import ConfigError
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError
 from regimes.records import read_lines
 from regimes.training import loop
 from regimes.training.build import Run, prepare_run
@@ -353,7 +353,7 @@ def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
         "optimizer.nesterov=false",
         "unit_steps=3",
     )
-    with pytest.raises(regimes.errors.TrainingError, match=r"not finite in epoch 0, step [123]"):
+    with pytest.raises(regimes.TrainingError, match=r"not finite in epoch 0, step [123]"):
         regimes.run(c, tmp_path)
     assert read_lines(tmp_path / "events.jsonl")[-1]["event"] == "stopped"
 

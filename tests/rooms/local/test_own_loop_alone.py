@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import regimes
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.errors import ConfigError, TrainingError
 from regimes.records import read_lines
 
 pytestmark = pytest.mark.usefixtures("one_process")

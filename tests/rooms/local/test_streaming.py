@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from runs import resumed_alike, rows, same_weights, weights
 
 import regimes
-from regimes.config import override
-from regimes.errors import ConfigError
+from regimes.base.config import override
+from regimes.base.errors import ConfigError
 from regimes.training.build import prepare_run
 from regimes.training.rounds import Rounds, divide_layers
 

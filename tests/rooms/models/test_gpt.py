@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 import regimes
-from regimes.errors import ConfigError
-from regimes.models import build_model
-from regimes.models.transformer import GPT, rotary_angles, rotate_pairs
+from regimes.base.errors import ConfigError
+from regimes.data.models import build_model
+from regimes.data.models.transformer import GPT, rotary_angles, rotate_pairs
 
 torch.set_num_threads(1)
 

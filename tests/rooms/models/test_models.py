@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from regimes.errors import ConfigError
-from regimes.models import MODELS, build_model, input_kind
+from regimes.base.errors import ConfigError
+from regimes.data.models import MODELS, build_model, input_kind
 from regimes.training.gradients import draws_random_numbers
 
 COUNTS = [  # name, classes, channels, image size, width, parameters

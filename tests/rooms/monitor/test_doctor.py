@@ -10,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from regimes.console.tables import Table
+from regimes.base.console.tables import Table
+from regimes.cli import doctor
 from regimes.data import sources
-from regimes.monitor import doctor
 
 TWO_LINES = 'raise RuntimeError("operator torchvision::nms does not exist\\n  here is more")\n'
 IN_A_CHAIN = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    import nowhere\n"
@@ -102,7 +102,7 @@ def test_packages_are_shown_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend in ("lanczos", "pyhessian"):
         assert doctor._curvature(backend).startswith("top eigenvalue 3.0 ")
     assert "PNG" in doctor._figures()
-    monkeypatch.setattr("regimes.curvature.eigenvalues", lambda *args, **more: _Wrong)
+    monkeypatch.setattr("regimes.instruments.hessian.eigenvalues", lambda *args, **more: _Wrong)
     with pytest.raises(RuntimeError, match=r"top eigenvalue 2\.0 of a Hessian that has 3"):
         doctor._curvature("lanczos")
 

@@ -17,11 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regimes.console import progress, units
-from regimes.errors import ConfigError, RecordError
-from regimes.monitor import reporters, watch
-from regimes.monitor.text import _format_megabytes as format_megabytes
-from regimes.monitor.text import describe_straggler
+from regimes.base.console import progress, units
+from regimes.base.errors import ConfigError, RecordError
+from regimes.cli import watch
+from regimes.plotting import reporters
+from regimes.plotting.text import _format_megabytes as format_megabytes
+from regimes.plotting.text import describe_straggler
 from regimes.records import RecordWriter, Sent, make_reporters
 
 EPOCHS, STEPS, LOW = 12, 10, 2_400_000

@@ -18,8 +18,8 @@ import pytest
 from ddp_scripts import group, recorded
 
 import regimes
-from regimes.config import override
-from regimes.errors import ConfigError
+from regimes.base.config import override
+from regimes.base.errors import ConfigError
 from regimes.records import check_reporters, make_reporters, read_lines
 
 SHORT = ["epochs=2", "data.train_size=100", "optimizer.decay_epochs=[]"]
@@ -46,7 +46,7 @@ class Falls(Lines):
 
 class Needs:
     def __init__(self, folder):
-        from regimes.errors import ConfigError
+        from regimes.base.errors import ConfigError
         raise ConfigError("needs the package lines: install lines")
 """
 

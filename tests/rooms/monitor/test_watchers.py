@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import regimes
-from regimes.config import RunConfig, override, to_toml
+from regimes.base.config import RunConfig, override, to_toml
 from regimes.job.termination import Terminated
-from regimes.monitor.reporters import PlainLines
+from regimes.plotting.reporters import PlainLines
 from regimes.records import read_lines
 
 SHORT = ["epochs=3", "data.train_size=40", "data.test_size=20", "model.width=2"]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from regimes.plans import clock
-from regimes.plans.clock import DenseCurve
+from regimes.search.plans import clock
+from regimes.search.plans.clock import DenseCurve
 
 POINTS = {100: 4.0, 200: 3.5, 400: 3.2}
 

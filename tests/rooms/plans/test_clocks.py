@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks import clock_choices, clocks
-from regimes.plans.clock import Probe
+from regimes.search.plans.clock import Probe
 
 
 def made(sizes: dict[str, dict[str, float]], spread: float = 0.0) -> clocks.Losses:

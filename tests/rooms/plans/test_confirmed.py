@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import regimes
-from regimes.launch import sweep
-from regimes.launch.subject import read_subject
-from regimes.plans.clock import Probe
-from regimes.plans.probes import configure_probe
 from regimes.plotting import groups
+from regimes.search import sweep
+from regimes.search.plans.clock import Probe
+from regimes.search.plans.probes import configure_probe
+from regimes.search.subject import read_subject
 
 METHODS = ("quantised-all-reduce:4", "powersgd:1", "dense/8")
 TRAINING = {

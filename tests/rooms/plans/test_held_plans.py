@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks import plans
-from regimes.plans.clock import Probe
+from regimes.search.plans.clock import Probe
 
 
 def losses(size: str = "115k") -> plans.Losses:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes.cost.methods import parse_method
-from regimes.plans.clock import Probe
-from regimes.plans.decide import FEWEST, SEEDS, PlanEvidence, choose_length, next_probes
-from regimes.plans.priced import Price, keep_faster
+from regimes.search.plans.clock import Probe
+from regimes.search.plans.decide import FEWEST, SEEDS, PlanEvidence, choose_length, next_probes
+from regimes.search.plans.priced import Price, keep_faster
 
 PRICES = {
     "dense": Price(0.4, 1e6, 0.01),

@@ -25,18 +25,18 @@ from odd_values import odd, places, with_odd
 from torch import nn
 
 import regimes
+from regimes.base.config import RunConfig, override_fields
+from regimes.base.errors import ConfigError, DataError, RecordError
 from regimes.compression import make_compressor
-from regimes.config import RunConfig, override_fields
 from regimes.cost import measure
 from regimes.cost.methods import parse_method
-from regimes.errors import ConfigError, DataError, RecordError
-from regimes.launch.search import LOG, SearchBudget, read_log
-from regimes.network import Network
-from regimes.plans.earlier import read_curve
-from regimes.plans.priced import Links, Priced, price_methods
-from regimes.plans.probes import configure_probe, in_steps
-from regimes.plans.search import decode_probes, read_prices
+from regimes.cost.network import Network
 from regimes.presets import get_preset
+from regimes.search.plans.earlier import read_curve
+from regimes.search.plans.priced import Links, Priced, price_methods
+from regimes.search.plans.probes import configure_probe, in_steps
+from regimes.search.plans.search import decode_probes, read_prices
+from regimes.search.search import LOG, SearchBudget, read_log
 from regimes.training.learning_rate import LearningRate
 
 
@@ -295,7 +295,9 @@ def test_prices_that_were_too_high_are_renewed(
         return Priced(found_per_epoch, prices, 4.0)
 
     found_per_epoch = 2
-    monkeypatch.setattr(importlib.import_module("regimes.plans.plan"), "price_methods", quiet)
+    monkeypatch.setattr(
+        importlib.import_module("regimes.search.plans.plan"), "price_methods", quiet
+    )
     again = planned(tmp_path / "quiet")
     assert again.known.losses.items() >= found.known.losses.items()
     steps = (plan.table.set_index("method")["steps"] for plan in (again, found))

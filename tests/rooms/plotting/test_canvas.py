@@ -19,7 +19,7 @@ from matplotlib.text import Text
 import regimes
 from analysis.findings.sources import records
 from analysis.paper import figure18_20
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.plotting import canvas, looks, offered, style
 from regimes.plotting.words import add_headline, label_ends
 

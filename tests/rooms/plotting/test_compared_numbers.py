@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regimes
+from regimes.base.statistics import t_interval
 from regimes.records import Record, load
-from regimes.statistics import t_interval
 
 accuracies = st.floats(0.0, 1.0).map(lambda x: round(x * 10_000) / 10_000)  # of 10,000 samples
 

@@ -16,7 +16,7 @@ from synthetic import make
 
 import regimes
 from analysis.findings.sources import records
-from regimes.config import OptimizerConfig, to_dict
+from regimes.base.config import OptimizerConfig, to_dict
 from regimes.plotting import style
 from regimes.plotting.groups import critical_windows, find_decays, group_runs
 from regimes.records import Record, load_all

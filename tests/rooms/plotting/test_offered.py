@@ -17,7 +17,7 @@ from analysis.__main__ import commands, offers
 from analysis.common.command import start
 from analysis.paper import curves
 from analysis.paper.figures import FIGURES
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.plotting import offered
 from regimes.plotting.offered import Offer
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from runs import weights
 
 import regimes
-from regimes.config import RunConfig, from_dict, override
-from regimes.errors import ConfigError, DataError
-from regimes.launch import sweep
+from regimes.base.config import RunConfig, from_dict, override
+from regimes.base.errors import ConfigError, DataError
 from regimes.policies import (
     AdaQS,
     BatchAccordion,
@@ -25,8 +24,9 @@ from regimes.policies import (
     RateLadder,
     Smith,
 )
+from regimes.policies.replay.replay import replay_batch
 from regimes.records import read_lines
-from regimes.replay.replay import replay_batch
+from regimes.search import sweep
 from regimes.training import build, gradients
 
 torch.set_num_threads(1)

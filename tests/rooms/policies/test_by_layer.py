@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.policies import Accordion, ByLayer, LevelCost, PastEpoch, Static, make_policy
 from regimes.policies.history import History
 

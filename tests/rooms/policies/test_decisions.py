@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.plugins.detectors import MsdrFall, TraceCusum
-from regimes.detectors import NormChange, RelativeChange, RelativeFall, Verdict, make_detector
-from regimes.detectors.statistics import Statistic
 from regimes.policies import (
     Accordion,
     AdaQS,
@@ -31,9 +29,17 @@ from regimes.policies import (
 )
 from regimes.policies.controller import Controller, WholeController
 from regimes.policies.detected import FollowsDetector, signal_values
+from regimes.policies.detectors import (
+    NormChange,
+    RelativeChange,
+    RelativeFall,
+    Verdict,
+    make_detector,
+)
+from regimes.policies.detectors.statistics import Statistic
 from regimes.policies.history import History, read_history, whole_history
+from regimes.policies.replay.compare import compare_rules
 from regimes.records import Record
-from regimes.replay.compare import compare_rules
 
 Row = dict[str, Any]
 LEVELS = ("high", "mid", "low")

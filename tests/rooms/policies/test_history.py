@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from regimes.detectors import NormChange
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
 from regimes.policies.detected import signal_values
+from regimes.policies.detectors import NormChange
 from regimes.policies.history import read_history, whole_history
 
 

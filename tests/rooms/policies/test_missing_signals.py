@@ -11,9 +11,9 @@ from configs import smoke_constant_rate as config
 
 import regimes
 from analysis.paper import figure3
-from regimes.detectors.statistics import FIELDS, INSTRUMENT, measuring_options
-from regimes.errors import ConfigError, RecordError
+from regimes.base.errors import ConfigError, RecordError
 from regimes.instruments import make_instruments
+from regimes.policies.detectors.statistics import FIELDS, INSTRUMENT, measuring_options
 
 SHORT = ["epochs=2", "data.train_size=80", "data.test_size=20"]
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regimes import RunConfig, override
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
-from regimes.errors import ConfigError
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.noise import Spread
 from regimes.job.attached import no_data

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regimes.detectors import NormChange
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.policies import (
     Accordion,
     Decision,
@@ -21,6 +20,7 @@ from regimes.policies import (
     Windows,
     read_history,
 )
+from regimes.policies.detectors import NormChange
 
 LAYERS = ["a", "b"]
 

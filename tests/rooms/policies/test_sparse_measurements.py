@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.policies import LevelCost, PastEpoch, Policy, make_policy
-from regimes.replay.replay import past_epochs
+from regimes.policies.replay.replay import past_epochs
 
 LADDER = ("r1", "r2", "r4")
 BYTES = {"r1": 100.0, "r2": 230.0, "r4": 400.0}

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from regimes import cli
+from regimes.base.config import override, to_toml
+from regimes.base.errors import ConfigError
 from regimes.cli.app import app, list_options
-from regimes.config import override, to_toml
-from regimes.errors import ConfigError
-from regimes.launch import sweep
 from regimes.presets import get_grid, get_preset, seeds_of
 from regimes.records import load_all
+from regimes.search import sweep
 
 GRID = """
 base = "smoke"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from regimes import detectors, policies
+from regimes import policies
+from regimes.policies import detectors
 from regimes.presets.families import shorten_rule
 
 NINTH = 1 / 9

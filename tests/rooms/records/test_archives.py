@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from plain import record as make
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
 from regimes.records import load_all, pack_records, unpack_records
 
 

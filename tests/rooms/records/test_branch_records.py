@@ -14,12 +14,12 @@ import pytest
 from configs import smoke
 
 import regimes
-from regimes.errors import RecordError
-from regimes.monitor.doctor import judge_record
+from regimes.base.errors import RecordError
+from regimes.cli.doctor import judge_record
 from regimes.policies import make_policy
+from regimes.policies.replay.replay import replay_rule
 from regimes.records import load_all, pack_records, read_lines, splice_phases
 from regimes.records.experiment import identify_experiment, separate_experiments
-from regimes.replay.replay import replay_rule
 
 Command = Callable[..., Any]
 

@@ -24,7 +24,7 @@ import pytest
 from configs import smoke_static
 
 import regimes
-from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.plotting import offered, style
 from regimes.plotting.groups import group_runs
 from regimes.plotting.schedules import differences_between, pairs_of, tabulate_schedules

@@ -14,8 +14,8 @@ from plain import record as make
 
 import regimes
 from analysis.findings.sources import REFERENCE
+from regimes.base.errors import ConfigError, RecordError
 from regimes.cli.read import frame
-from regimes.errors import ConfigError, RecordError
 from regimes.records.frame import write_frame
 
 ARCHIVE = REFERENCE / "lm-demo.tar.xz"

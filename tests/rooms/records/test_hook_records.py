@@ -24,25 +24,25 @@ import regimes
 from analysis.common.compare import norms
 from analysis.paper import batch, curves, figure18_20
 from analysis.tournament import yoked
+from regimes.base.errors import RecordError
+from regimes.cli import watch as watching
+from regimes.cli.report import content, render_page
 from regimes.cost.cases import make_cases, recorded_work
+from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.cost.predict import predict_seconds
-from regimes.errors import RecordError
 from regimes.instruments.panel import Readings
 from regimes.job.rows import unit_columns
 from regimes.job.run_warnings import run_warnings
-from regimes.monitor import watch as watching
-from regimes.monitor.text import describe_run
-from regimes.network import Network
 from regimes.plotting import style
 from regimes.plotting.curves import tabulate_ends
 from regimes.plotting.groups import find_decays, group_runs
 from regimes.plotting.schedules import summarise_reached
+from regimes.plotting.text import describe_run
+from regimes.policies.replay.detect import default_rules, main, make_rule
+from regimes.policies.replay.replay import replay_rule
 from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
 from regimes.records.reader import IN_EVERY_ROW
-from regimes.replay.detect import default_rules, main, make_rule
-from regimes.replay.replay import replay_rule
-from regimes.report import content, render_page
 
 torch.set_num_threads(1)
 EPOCHS = 6
@@ -180,7 +180,7 @@ def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> No
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    from regimes.monitor.reporters import Scalars
+    from regimes.plotting.reporters import Scalars
 
     run, seen = load(hooked(trained, tmp_path / "run", known=(), logged=grad_norm)), {}
 

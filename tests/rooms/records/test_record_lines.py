@@ -14,12 +14,12 @@ from plain import record as make
 from plain import rising as row
 
 import regimes
-from regimes.config import override, to_dict
-from regimes.errors import RecordError
-from regimes.launch import sweep
-from regimes.monitor.watch import watch_runs
+from regimes.base.config import override, to_dict
+from regimes.base.errors import RecordError
+from regimes.cli.watch import watch_runs
 from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
 from regimes.records.files import append_synced
+from regimes.search import sweep
 from regimes.training.quirks import resolve_quirks
 
 Lines = list[bytes]

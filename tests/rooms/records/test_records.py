@@ -15,8 +15,8 @@ from plain import HEADER, header
 from plain import record as make
 from plain import rising as row
 
-from regimes.errors import ConfigError, RecordError
-from regimes.monitor.doctor import judge_record
+from regimes.base.errors import ConfigError, RecordError
+from regimes.cli.doctor import judge_record
 from regimes.records import (
     RecordWriter,
     find_runs,

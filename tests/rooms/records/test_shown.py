@@ -12,9 +12,9 @@ import pytest
 
 import regimes
 from analysis.findings.sources import records
-from regimes.config import RunConfig, override_fields
-from regimes.console import notebook
-from regimes.errors import ConfigError, RecordError
+from regimes.base.config import RunConfig, override_fields
+from regimes.base.console import notebook
+from regimes.base.errors import ConfigError, RecordError
 from regimes.job.reporters import CellLine, default_reporters
 from regimes.presets import get_preset
 from regimes.records import load_all
@@ -135,7 +135,7 @@ TAB = """
 import sys, regimes
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
-from regimes.console.notebook import Stopped
+from regimes.base.console.notebook import Stopped
 shell = InteractiveShell()
 shell.user_ns["regimes"] = regimes
 shell.Completer.jedi_compute_type_timeout = 0  # else types of as many names as 400 ms allow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regimes import policies, records
-from regimes.replay import replay
+from regimes.policies.replay import replay
 
 DATA = Path(__file__).parents[3] / "data"
 ARCHIVES = sorted(DATA.glob("reference/*.tar.xz"))

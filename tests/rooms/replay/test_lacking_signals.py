@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from regimes.errors import RecordError
+from regimes.base.errors import RecordError
+from regimes.policies.replay import detect
 from regimes.records import Record, load
-from regimes.replay import detect
 
 KINDS = ((), ("norm",), ("eigenvalue",), ("norm", "eigenvalue"))
 

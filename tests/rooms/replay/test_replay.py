@@ -22,21 +22,22 @@ from sklearn.metrics import cohen_kappa_score, jaccard_score
 
 from analysis.detection.detectors import bands
 from analysis.plugins.detectors import TraceCusum
-from regimes import policies, statistics
-from regimes.config import override
-from regimes.detectors import (
+from regimes import policies
+from regimes.base import statistics
+from regimes.base.config import override
+from regimes.base.errors import ConfigError, RecordError
+from regimes.policies import Accordion, ByLayer, Detected, PastEpoch, Static, Windows
+from regimes.policies.detectors import (
     EigenvalueChange,
     FirstShare,
     FixedWindows,
     NormChange,
     RelativeChange,
 )
-from regimes.errors import ConfigError, RecordError
-from regimes.policies import Accordion, ByLayer, Detected, PastEpoch, Static, Windows
 from regimes.policies.history import History
+from regimes.policies.replay import compare, detect, replay
 from regimes.presets import get_preset
 from regimes.records import Record, RecordWriter, load, read_lines
-from regimes.replay import compare, detect, replay
 from regimes.training.loop import run
 
 EPOCHS, STEPS = 12, 10
@@ -252,7 +253,7 @@ def test_what_a_signal_costs(record: Record, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def replay_provides() -> dict[str, str]:
-    from regimes.detectors.statistics import INSTRUMENT
+    from regimes.policies.detectors.statistics import INSTRUMENT
 
     return INSTRUMENT
 
@@ -421,7 +422,7 @@ def test_texts_name_detectors(record: Record) -> None:
     )
     assert detect.make_rule("first-share:share=0.5", record) == FirstShare(0.5, EPOCHS)
     assert detect.make_rule("accordion:interval=2", record) == Accordion(interval=2)
-    own = detect.make_rule("regimes.detectors.change:NormChange:eta=0.2", record)
+    own = detect.make_rule("regimes.policies.detectors.change:NormChange:eta=0.2", record)
     assert own == NormChange(eta=0.2, interval=1)
     assert detect.short_labels(["norm-change", "norm-change:eta=0.4", "msdr-fall:fall=0.3"]) == {
         "norm-change": "norm-change",

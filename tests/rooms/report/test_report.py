@@ -19,14 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regimes import report
+from regimes.base.errors import ConfigError, RecordError
+from regimes.cli import report
+from regimes.cli.report import content
 from regimes.cost.cases import make_cases
+from regimes.cost.network import Network, format_bandwidth
 from regimes.cost.predict import predict_seconds
-from regimes.errors import ConfigError, RecordError
-from regimes.network import Network, format_bandwidth
 from regimes.plotting.schedules import DASH
 from regimes.records import load_all, pack_records, read_lines, select_while_loading
-from regimes.report import content
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
 LINK = "100Mbit/s,50us"

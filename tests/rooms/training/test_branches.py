@@ -14,8 +14,8 @@ from runs import same_bits, same_weights, stop_after
 from torch import Tensor, nn
 
 import regimes
-from regimes.config import RunConfig, override
-from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.records import read_lines
 from regimes.records.experiment import identify_experiment
 

@@ -15,8 +15,8 @@ import torch
 from configs import smoke as config
 
 import regimes
-from regimes.config import override, to_dict
-from regimes.errors import ConfigError, RecordError, RegimesError
+from regimes.base.config import override, to_dict
+from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.job.move_residuals import residuals_for
 from regimes.job.state import FORMAT
 from regimes.job.termination import GracefulShutdown

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune, spectral_norm
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.training.simulate import own_training
 
 SETTINGS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from configs import smoke
 from torch import Tensor, nn
 
 import regimes
-from regimes.errors import ConfigError, TrainingError
+from regimes.base.errors import ConfigError, TrainingError
 
 STATIC = {"name": "static", "level": "low"}
 

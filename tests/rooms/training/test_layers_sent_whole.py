@@ -13,14 +13,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import regimes
+from regimes.base.errors import ConfigError
+from regimes.cli import watch
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.powersgd import PowerSGD
 from regimes.cost import from_model, predict
+from regimes.cost.network import Network
 from regimes.cost.options import JobOptions
-from regimes.errors import ConfigError
-from regimes.monitor import watch
-from regimes.monitor.reporters import LiveTable, PlainLines
-from regimes.network import Network
+from regimes.plotting.reporters import LiveTable, PlainLines
 from regimes.records import Record
 
 NAMES = ["0.weight", "2.weight"]  # 16 x 8 and 3 x 16

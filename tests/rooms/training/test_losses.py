@@ -12,9 +12,9 @@ from configs import smoke as config
 from runs import same_bits
 
 import regimes
+from regimes.base.errors import TrainingError
+from regimes.compression.exchange import finite_flag, loss_with_flag
 from regimes.data import classification
-from regimes.errors import TrainingError
-from regimes.exchange.exchange import finite_flag, loss_with_flag
 from regimes.job import clock
 from regimes.records import read_lines
 from regimes.training import checkpoint, losses

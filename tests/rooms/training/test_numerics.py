@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import regimes
-from regimes.config import RunConfig, override
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import ConfigError
+from regimes.cli import doctor
 from regimes.data import classification
-from regimes.errors import ConfigError
 from regimes.instruments.base import EndOfEpochGauge, Reading
-from regimes.monitor import doctor
 from regimes.records import provenance
 from regimes.training import checks, loop
 from regimes.training.numerics import WORKSPACE, Numerics, explain_nondeterminism

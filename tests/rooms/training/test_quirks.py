@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import regimes
+from regimes.base.config import RunConfig, from_dict, override, to_dict
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
-from regimes.config import RunConfig, from_dict, override, to_dict
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
 from regimes.presets import get_grid, get_preset
 from regimes.records.earlier import as_present
 from regimes.training.quirks import resolve_quirks

@@ -9,10 +9,10 @@ import torch
 from configs import smoke as config
 
 import regimes
+from regimes.cli.report import render_page
+from regimes.cli.watch import watch_runs
 from regimes.job.run_warnings import run_warnings
-from regimes.launch.processes import train_process
-from regimes.monitor.watch import watch_runs
-from regimes.report import render_page
+from regimes.search.processes import train_process
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"

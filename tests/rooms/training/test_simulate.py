@@ -25,14 +25,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import regimes
-from regimes import curvature, models
-from regimes.config import DataConfig
-from regimes.data import images
+from regimes.base.config import DataConfig
+from regimes.base.errors import ConfigError, DataError, RecordError, RegimesError, TrainingError
+from regimes.base.seeding import preserve_streams
+from regimes.data import images, models
 from regimes.data.images import Normaliser
 from regimes.data.objects import ObjectTask, usual_loss
 from regimes.data.samples import Samples
-from regimes.errors import ConfigError, DataError, RecordError, RegimesError, TrainingError
-from regimes.seeding import preserve_streams
+from regimes.instruments import hessian as curvature
 
 QUICK: dict[str, Any] = {"workers": 2, "batch_size": 8, "epochs": 2, "optimizer": {"lr": 0.05}}
 STATIC = {"name": "static", "level": "low"}

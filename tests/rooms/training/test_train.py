@@ -24,14 +24,14 @@ from torch import nn
 
 import regimes
 from benchmarks.trainers import Training
+from regimes.base.config import RunConfig, override, to_toml
+from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.collectives.world import World
-from regimes.config import RunConfig, override, to_toml
+from regimes.compression.background import Background
 from regimes.data import classification, images
-from regimes.errors import ConfigError, DataError, RecordError, TrainingError
-from regimes.exchange.background import Background
-from regimes.launch import sweep
 from regimes.records import Record, load, read_lines
 from regimes.records.writer import RecordWriter
+from regimes.search import sweep
 from regimes.training import build, checkpoint, gradients, loop
 
 torch.set_num_threads(1)

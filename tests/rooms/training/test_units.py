@@ -15,12 +15,12 @@ from corpora import random_walk
 from runs import resumed_alike, same_run, weights
 
 import regimes
-from regimes.detectors import NormChange
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 from regimes.policies import make_policy
+from regimes.policies.detectors import NormChange
+from regimes.policies.replay.detect import default_rules, make_rule
+from regimes.policies.replay.replay import replay_rule
 from regimes.records import read_lines, unit_name
-from regimes.replay.detect import default_rules, make_rule
-from regimes.replay.replay import replay_rule
 from regimes.training import loop
 from regimes.training.build import prepare_run
 from regimes.training.units import Units

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.config import RunConfig, override
-from regimes.errors import RegimesError
+from regimes.base.config import RunConfig, override
+from regimes.base.errors import RegimesError
 from regimes.policies import Decision
 from regimes.training.build import prepare_run
 

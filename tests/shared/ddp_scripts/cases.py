@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes import attach
+from regimes.base.config import DENSE
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE
-from regimes.ddp import Hook
+from regimes.hook.ddp import Hook
 from regimes.policies import make_policy
 from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table

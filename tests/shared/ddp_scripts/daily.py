@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.base.errors import ConfigError, RegimesError
 from regimes.collectives.sharded_models import load_parts, save_parts
-from regimes.errors import ConfigError, RegimesError
 
 SHAPE, STEPS = (10, 33), 4
 TOPK = {"compressor": "topk", "level": 10}

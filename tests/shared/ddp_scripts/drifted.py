@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 STEPS, UNIT = 12, 4
 QUIET = {"summary": False, "timeout": 30.0}

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 
 STEPS = 2
 WIDTH = 8

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes import attach
-from regimes.config import RunConfig
+from regimes.base.config import RunConfig
 
 LEVELS: dict[str, Any] = {"drops": {"level": 10, "error_feedback": False}, "keeps": 5}
 POLICY = {"name": "windows", "windows": [[1, 2]], "inside": "drops", "outside": "keeps"}

@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regimes
-from regimes.errors import ConfigError, RegimesError
-from regimes.seeding import derive_seed, draw_uniform
+from regimes.base.errors import ConfigError, RegimesError
+from regimes.base.seeding import derive_seed, draw_uniform
 
 STEPS, EVERY, RATE, BATCH = 6, 2, 0.05, 8
 RULE = {"name": "accordion", "interval": 1, "eta": 0.2}

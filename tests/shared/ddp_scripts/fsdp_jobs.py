@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 # -- steps that do not count -----------------------------------------------------------------------
 

@@ -24,22 +24,22 @@ from torch import Tensor
 from torch.futures import Future
 
 import regimes
+from regimes.base.config import RunConfig
+from regimes.base.errors import ConfigError
 from regimes.collectives import connect, devices, faults, group, process_group, processes
 from regimes.collectives.layers import Layer
 from regimes.compression import make_compressor
+from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter
-from regimes.config import RunConfig
-from regimes.ddp import source
-from regimes.ddp.loss_scale import LossScale
-from regimes.ddp.steps import HookSteps
-from regimes.errors import ConfigError
-from regimes.exchange.exchange import Exchange
-from regimes.fsdp import collectives
-from regimes.fsdp.collectives import ModuleSteps
-from regimes.fsdp.groups import Layout, ParameterGroup
-from regimes.fsdp.reductions import QuantisedReduction
-from regimes.fsdp.replicas import ShardedGradients
+from regimes.hook.ddp import source
+from regimes.hook.ddp.loss_scale import LossScale
+from regimes.hook.ddp.steps import HookSteps
+from regimes.hook.fsdp import collectives
+from regimes.hook.fsdp.collectives import ModuleSteps
+from regimes.hook.fsdp.groups import Layout, ParameterGroup
+from regimes.hook.fsdp.reductions import QuantisedReduction
+from regimes.hook.fsdp.replicas import ShardedGradients
 from regimes.training import loop
 
 ERRORS = {"nccl": dist.DistBackendError("NCCL timeout"), "memory": torch.OutOfMemoryError("full")}
@@ -73,7 +73,7 @@ def trained(
             regimes.run(config, out)
         except RuntimeError as error:
             heard = f"{type(error).__name__}: {error}"
-        except regimes.errors.TrainingError as error:
+        except regimes.base.errors.TrainingError as error:
             heard = str(error)
         return {"calls": [*calls], "places": places, "heard": heard}
 

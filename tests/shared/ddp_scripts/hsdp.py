@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import regimes
+from regimes.base.config import DENSE
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
-from regimes.config import DENSE
 from regimes.policies import make_policy
 from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table

@@ -12,7 +12,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 STREAMED = {**DILOCO, "fragments": 2, "delay": 1, "mixing": 0.5}

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 Mesh = Any
 CASE = Case()

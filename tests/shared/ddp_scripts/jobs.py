@@ -29,14 +29,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes import attach
+from regimes.base.config import Level, RunConfig
+from regimes.base.errors import RegimesError
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.process_group import GATHER
 from regimes.compression import Compressor, State
 from regimes.compression.bucket import Bucket
-from regimes.config import Level, RunConfig
 from regimes.data import load_task
-from regimes.errors import RegimesError
 from regimes.job.state import place_state
 from regimes.policies import Decision, PastEpoch
 from regimes.training.learning_rate import LearningRate

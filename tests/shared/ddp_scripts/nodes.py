@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.capabilities import WHOLE_LAYERS
+from regimes.base.capabilities import WHOLE_LAYERS
+from regimes.base.errors import ConfigError
 from regimes.collectives.sharded_models import load_parts, save_parts
 from regimes.compression.sparse import TopK
-from regimes.errors import ConfigError
 
 
 def attached(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import regimes
-from regimes.errors import RegimesError
+from regimes.base.errors import RegimesError
 
 
 def model() -> nn.Module:

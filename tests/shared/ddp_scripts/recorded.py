@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 import regimes
-from regimes.config import RunConfig
-from regimes.ddp import Hook, RecordOptions
+from regimes.base.config import RunConfig
+from regimes.hook.ddp import Hook, RecordOptions
 
 CASE = Case()
 STEPS, UNITS = 3, 5

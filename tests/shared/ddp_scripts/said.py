@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 import regimes
-from regimes.errors import ConfigError
+from regimes.base.errors import ConfigError
 
 
 def job(way: str, prepare: Any = lambda net: None) -> tuple[Any, Any, Any]:

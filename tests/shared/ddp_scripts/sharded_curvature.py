@@ -19,15 +19,15 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 
 import regimes
+from regimes.base.errors import ConfigError
+from regimes.base.seeding import derive_seed
 from regimes.collectives.process_group import GATHER
-from regimes.curvature import (
+from regimes.instruments.hessian import (
     HessianProduct,
     critical_sharpness,
     eigenvalues,
     layer_traces,
 )
-from regimes.errors import ConfigError
-from regimes.seeding import derive_seed
 
 STEPS, SHARE, SEED = 3, 6, 3
 TOLERANCE = 1e-7  # of a residual; an eigenvalue errs by its square

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import attach
 from regimes.collectives.sharded_models import load_parts, save_parts
-from regimes.ddp import Hook
+from regimes.hook.ddp import Hook
 from regimes.job.state import place_state
 
 CASE = Case()

@@ -20,10 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 import regimes
+from regimes.base.errors import RegimesError
 from regimes.collectives import call_guard
 from regimes.compression.powersgd import PowerSGD
-from regimes.ddp import hook as hooks
-from regimes.errors import RegimesError
+from regimes.hook.ddp import hook as hooks
 from regimes.records import read_lines
 
 CASE = Case()

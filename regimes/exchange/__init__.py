@@ -1,1 +1,0 @@
-"""Rows of the hosted workers' layers become shared updates: ``exchange.exchange``."""

@@ -1,0 +1,203 @@
+"""What a hook asks of the steps of its model: counts, levels, and how the last step is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor, nn
+
+from regimes.base.config import DENSE, AnyLevel
+from regimes.compression.reducer import Reducer
+from regimes.hook.ddp.applied import UNKNOWN, AppliedSteps
+from regimes.hook.ddp.loss_scale import LossScale
+from regimes.instruments.gradient_norm import NormsGauge
+from regimes.job.clock import Clock
+
+_MOST_HELD = 4  # steps that no gauge has seen: several may be exchanged for each of the optimiser
+
+
+class UnitSteps:
+    """The backward passes of one model, counted.
+
+    Attributes:
+        reducer: the compressors, and the layers' memories.
+        levels: per layer, what a backward pass sends after the first ``dense_start`` passes.
+        total: backward passes since training began.
+        in_unit: backward passes since ``restart_unit``.
+        finite_in_unit: how many had a finite gradient, as far as that is known.
+        before_step: called at the first gradients of a backward pass.
+        check: called once, before the next gradient is reduced.
+        clock: where the time since ``restart_unit`` went.
+        gauges: each sees every finite step, in units of the unscaled loss; each is a ``Gauge``,
+            made ``reversible`` here.
+        applied: tells whether the last step was applied.
+        loss_scale: what the loss of a pass is multiplied by.
+        by_process: no process holds whole layers: there is no full state, and another number of
+            processes can load only ``sharded_state``, from the folder of all.
+    """
+
+    by_process = False
+    warned = False
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        device: torch.device,
+        dense_start: int,
+        gauges: Collection[Any],
+        applied: AppliedSteps,
+        loss_scale: LossScale,
+    ) -> None:
+        self.reducer, self.device, self.dense_start = reducer, device, dense_start
+        self.gauges = gauges
+        for gauge in gauges:
+            gauge.reversible = True
+        self.applied, self.loss_scale = applied, loss_scale
+        see_step = WeakMethod(self._see_step)  # torch keeps what it calls at a step
+        applied.on_step = lambda optimizer: (alive := see_step()) and alive(optimizer)
+        self.levels: Sequence[AnyLevel] = []
+        # each gauge with its attributes before the last step, while that may still be undone
+        self._last: list[tuple[Any, dict[str, Any]]] | None = None
+        self._held: list[tuple[Tensor, list[Tensor]]] = []  # steps that no gauge has seen
+        self.total = 0
+        self.before_step: Callable[[], Any] = lambda: None
+        self.check: Callable[[], Any] | None = None
+        self.restart_unit()
+
+    def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
+        """These are the parameters of each layer from now on."""
+        self.applied.follow(parameters)
+
+    def detach(self) -> None:
+        """See no more steps of optimisers."""
+        self.applied.stop_watching()
+
+    def restart_unit(self) -> None:
+        """Begin a unit: counts and clock start at zero."""
+        self.in_unit = self.finite_in_unit = 0
+        self.clock = Clock(self.device)
+
+    @property
+    def present_levels(self) -> Sequence[AnyLevel]:
+        """The levels of the step under way."""
+        return [DENSE] * len(self.levels) if self.total < self.dense_start else self.levels
+
+    def run_check(self) -> None:
+        """Call ``check``, once."""
+        if self.check is not None:
+            self.check, check = None, self.check
+            check()
+
+    def keep_for_undo(self) -> None:
+        """Keep what a step that counts now will change, so that ``undo_step`` can take it back.
+        Called before counts and gauges see the step."""
+        self._last = [(gauge, dict(vars(gauge))) for gauge in self.gauges]
+
+    @torch.no_grad()
+    def _see_step(self, optimizer: Any) -> None:
+        """An optimiser steps the model, which may show another scale of the last pass than was
+        assumed: put right what was kept of it."""
+        ratio = self.loss_scale.see_step(optimizer)
+        if ratio != 1:
+            self.reducer.rescale(ratio)
+        if self._held:
+            with self.on_hook_stream():
+                self.show_held()
+
+    def show_step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        """Show a step to the gauges, or keep a copy until it is known what its loss was multiplied
+        by. ``stack`` may be overwritten."""
+        if self.loss_scale.doubtful:
+            self._held.append((stack.clone(), [update.clone() for update in updates]))
+            if len(self._held) <= _MOST_HELD:
+                return
+            stack, updates = self._held.pop(0)
+        self._show_step(stack, updates)
+
+    def show_held(self) -> None:
+        """Show the steps that were kept."""
+        held, self._held = self._held, []
+        for step in held:
+            self._show_step(*step)
+
+    def _show_step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
+        if (scale := self.loss_scale.used) != 1:
+            stack, updates = stack.div_(scale), torch._foreach_div(list(updates), scale)
+        for gauge in self.gauges:
+            gauge.step(stack, updates)
+
+    # -- a step that has not counted -----------------------------------------------------------
+
+    def forget_step(self) -> None:
+        """The last step counts for good."""
+        self._last = self.reducer.before = None
+
+    def take_back(self, arriving: int | None = None) -> None:
+        """Undo the last step for layers with a gradient that was cleared and never applied.
+
+        Args:
+            arriving: a layer that has its next gradient already.
+        """
+        self.reducer.drop_step()
+        before, applied = self.reducer.before, self.applied
+        if self._last is None or before is None:
+            return
+        cleared = applied.find_cleared(before.keys() - applied.stepped, arriving)
+        if thrown_away := cleared & applied.known:
+            self.undo_step(thrown_away)
+        elif cleared and not (applied.stepped or applied.elsewhere) and self.may_warn:
+            # no optimiser is known to step these layers, so one may have without a trace: only warn
+            held_back = any(self.reducer.states[i].residual is not None for i in cleared)
+            if held_back and not applied.has_moved(cleared):
+                self.warned = True
+                warnings.warn(UNKNOWN, stacklevel=2)
+
+    @property
+    def may_warn(self) -> bool:
+        """Is it this process that warns, once, where anything is held back?"""
+        first = not self.warned and self.reducer.world.rank == 0
+        return first and any(state.residual is not None for state in self.reducer.states)
+
+    def undo_step(self, layers: Collection[int]) -> None:
+        """Take the last step back in some layers: states, statistics and counts are as before it.
+        Its traffic stays counted, because it was sent. The step still counts while it is left in
+        other layers.
+        """
+        if (last := self._last) is None:
+            return
+        chosen = self.reducer.undo_step(layers)
+        if self.reducer.before is None:
+            self._held = self._held[:-1]
+        elif self._held:
+            for i in chosen:
+                self._held[-1][1][i].zero_()
+        if self.reducer.before is not None:
+            for gauge, before in last:
+                if isinstance(gauge, NormsGauge):
+                    gauge.revert(before["sums"], chosen)
+            return
+        self._last = None
+        for gauge, before in last:
+            vars(gauge).update(before)
+        self.in_unit -= 1
+        self.total -= 1
+        self.finite_in_unit -= 1
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries of a saved state beside the reducer's, the same on all processes."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse, from a whole state."""
+
+    @contextlib.contextmanager
+    def on_hook_stream(self) -> Iterator[None]:
+        """Run where the hook's own work runs on a GPU."""
+        yield

@@ -1,0 +1,140 @@
+"""The arguments ``scatter`` and ``gather`` of ``attach_shards`` and ``attach_replicas``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from regimes import compression
+from regimes.base.config import DENSE, is_by_name
+from regimes.base.config.convert import from_dict
+from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.compression import Compressor
+from regimes.compression.scatter import QuantisedScatter, Weights, WithinReplicas
+from regimes.job.choices import plain_number
+
+
+def refuse_scatter(table: Any, compressor: Any) -> None:
+    """Raise ConfigError for the argument ``scatter`` of ``attach`` beside a compressor."""
+    if table is not None:
+        raise ConfigError(
+            f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
+            "quantises the parts of their owners: leave one of them out"
+        )
+
+
+def choose_scatter(given: Any, policy: Any) -> Compressor:
+    """The compressor, with its level or levels, for the argument ``scatter`` of ``attach_shards``.
+
+    Raises:
+        ConfigError: an unknown key, or no level at all.
+    """
+    if given is None:
+        if policy is not None:
+            raise ConfigError(
+                "policy: it decides the levels of scatter or of a compressor: add compressor="
+                'PowerSGD(rank={"low": 4, "high": 1}) or scatter={"levels": {"low": 8, "high": '
+                "4}}, or leave it out"
+            )
+        return QuantisedScatter().with_level(DENSE)
+    made, level, named = _build_scatter(given)
+    if not isinstance(named, Mapping | None):
+        raise unexpected_value(
+            "scatter.levels", named, 'a table of levels by name, like {"low": 8, "high": 4}'
+        )
+    if policy is None and level is None and not named:
+        low, high = made.usual.values()
+        raise ConfigError(
+            f'scatter: it names no level: scatter={{"level": {low}}} for one throughout, or '
+            f'{{"levels": {{"low": {low}, "high": {high}}}}} between which the policy decides'
+        )
+    owing = made.error_feedback or any(
+        isinstance(x, Mapping) and x.get("error_feedback") for x in [level, *(named or {}).values()]
+    )
+    if made.residual_bits is not None and not owing:
+        raise ConfigError(
+            f"scatter.residual_bits = {made.residual_bits} has no effect without error feedback: "
+            "leave it out, or set scatter.error_feedback"
+        )
+    return made.with_level(named if level is None else level)
+
+
+def within_replicas(scatter: Any, gather: Mapping[str, Any] | None) -> WithinReplicas:
+    """The arguments ``scatter`` and ``gather`` of ``attach_replicas``.
+
+    Raises:
+        ConfigError: an unknown key, or what belongs between replicas.
+    """
+    weights = choose_gather(gather)
+    if scatter is None:
+        return WithinReplicas(QuantisedScatter(), DENSE, weights)
+    made, given, named = _build_scatter(scatter)
+    if named is not None or given is None:
+        raise ConfigError(
+            "scatter.levels: a policy decides what goes between replicas, by the levels of the "
+            'compressor: name one level within them, scatter={"level": 8}'
+        )
+    if made.error_feedback:
+        raise ConfigError(
+            f"scatter.error_feedback = {made.error_feedback!r}: expected false with replicas: a "
+            "job has one residual, that of the compressor between them; round without bias, "
+            "stochastic = true"
+        )
+    level = plain_number(given)
+    made.check(level)
+    return WithinReplicas(made, level, weights)
+
+
+def _build_scatter(given: Any) -> tuple[QuantisedScatter, Any, Any]:
+    """The compressor of the argument ``scatter``, and its level, or its levels by name."""
+    if isinstance(given, QuantisedScatter):
+        level = given.level
+        both = (None, level) if is_by_name(level) else (level, None)
+        return given.with_level(None), *both
+    if not isinstance(given, Mapping):
+        raise unexpected_value("scatter", given, 'a table like {"level": 4}, or QuantisedScatter')
+    if (name := given.get("name", "quantised")) != "quantised":
+        whole = str(name) in compression.REGISTRY
+        more = f" A compressor of whole gradients is compressor={name!r}." if whole else ""
+        raise ConfigError(
+            f"scatter.name = {name!r}: {suggest_nearest(str(name), ['quantised'])}{more}"
+        )
+    table = {key: value for key, value in given.items() if key not in ("name", "level", "levels")}
+    known = {field.name for field in dataclasses.fields(QuantisedScatter) if field.init}
+    known -= {"residual", "bits"}  # its unit; the level has a key of its own
+    if table.get("error_feedback") == "owner":
+        raise ConfigError(
+            "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "
+            "owner of a part sends nothing on, and so has no error of its own to hold back"
+        )
+    _check_keys("scatter", given, {"name", "level", "levels", *known})
+    try:
+        made = from_dict(QuantisedScatter, table, "scatter.")
+    except ConfigError as error:  # of the compressor, whose fields the user has written here
+        raise ConfigError(str(error).replace("compressor.", "scatter.")) from None
+    return made, given.get("level"), given.get("levels")
+
+
+def choose_gather(table: Mapping[str, Any] | None) -> Weights:
+    """How weights are gathered, for the argument ``gather`` of ``attach``.
+
+    Raises:
+        ConfigError: an unknown key, or a level that is none of the quantiser's.
+    """
+    if table is not None and not isinstance(table, Mapping):
+        raise unexpected_value("gather", table, 'a table like {"level": 8}')
+    given = {} if table is None else dict(table)
+    _check_keys("gather", given, {"level", "block"})
+    level, block = given.get("level", DENSE), given.get("block", 64)
+    good = level in (DENSE, 4, 8) and not isinstance(level, bool)
+    require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
+    require(is_whole(block, 1), "gather.block", block, "a whole number from 1")
+    return Weights(plain_number(level), block)
+
+
+def _check_keys(argument: str, table: Mapping[Any, Any], known: Collection[str]) -> None:
+    """Raise ConfigError for a key that is none of those known."""
+    unknown = [str(key) for key in table if key not in known]
+    if unknown:
+        raise ConfigError(f"{argument}.{min(unknown)}: {suggest_nearest(min(unknown), known)}")

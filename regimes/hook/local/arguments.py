@@ -1,0 +1,276 @@
+"""The arguments of ``local_steps``, checked before anything is sent, and its record's header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regimes import compression, policies
+from regimes.base.capabilities import Part
+from regimes.base.config import DENSE, OuterConfig, check_bounds, from_dict
+from regimes.base.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.collectives.group import on_group
+from regimes.collectives.process_group import default_group
+from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.world import World
+from regimes.compression.needs import compressor_parts
+from regimes.hook.ddp.source import check_parameters
+from regimes.hook.fsdp.replicas import ShardedGradients
+from regimes.instruments.needs import policy_parts
+from regimes.job import choices
+from regimes.job.attached import AttachedJob
+from regimes.job.recorder import RecordOptions
+from regimes.policies import Policy, Static, check_levels
+from regimes.policies.schedules import LONGEST, period_of
+from regimes.records import Header
+from regimes.training.checks import check_outer, check_periods
+from regimes.training.needs import outer_parts
+
+_CALL = "local_steps()"
+_PERIODS = {"low": 1, "high": 32}
+
+
+@dataclass(frozen=True)
+class LocalChoice:
+    """A rule for the period, what a synchronisation does, and how pseudo-gradients are compressed.
+
+    Attributes:
+        rule: decides the period.
+        exchange: the compressor of pseudo-gradients, its levels and what decides them.
+        every: steps of a unit.
+        varies: a policy decides the level; else it is the only one.
+    """
+
+    rule: Policy
+    periods: Mapping[str, int]
+    outer: OuterConfig
+    exchange: choices.Choice
+    every: int
+    varies: bool = False
+
+    def needed_parts(self) -> Iterator[Part]:
+        """What is chosen, with what it needs of a job (``capabilities``)."""
+        yield from compressor_parts(self.exchange.compressor)
+        yield from policy_parts(self.rule, "policy")
+        yield from policy_parts(self.exchange.policy, "level_policy")
+        yield from outer_parts(self.outer)
+        yield from self.exchange.instrument_parts()
+
+    def shared_facts(self) -> dict[str, Any]:
+        """The choice in plain types; it must be the same on all processes."""
+        return {
+            "policy": policies.REGISTRY.table(self.rule),
+            "periods": dict(self.periods),
+            "outer": asdict(self.outer),
+            "compressor": compression.REGISTRY.table(self.exchange.compressor),
+            **(self._level_facts() if self.varies else {"level": self._only_level()}),
+            **self.exchange.instrument_facts(),
+        }
+
+    def _only_level(self) -> Any:
+        """The only level, in plain types."""
+        return next(iter(self.exchange.values.values()), DENSE)
+
+    def _level_facts(self) -> dict[str, Any]:
+        """The levels and their policy, in plain types."""
+        rule = policies.REGISTRY.table(self.exchange.policy)
+        return {"levels": self.exchange.values, "level_policy": rule}
+
+
+def choose_local(
+    policy: Any,
+    periods: Mapping[str, int] | None,
+    outer: Any,
+    compressor: Any,
+    level_policy: Any,
+    every: int,
+    measured: Mapping[str, Mapping[str, Any]],
+) -> LocalChoice:
+    """The arguments of ``local_steps``; ConfigError unless they go together."""
+    require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
+    words = _check_periods(_PERIODS if periods is None else periods)
+    exchange = _choose_exchange(compressor, level_policy, measured)
+    rule, after = _choose_rule(policy, words), _choose_outer(outer)
+    check_periods(after, {period_of(name, words) for name in rule.names})
+    return LocalChoice(rule, words, after, exchange, every, level_policy is not None)
+
+
+def _choose_exchange(
+    compressor: Any, rule: Any, measured: Mapping[str, Mapping[str, Any]]
+) -> choices.Choice:
+    """A compressor with its only level, or with several and what decides them."""
+    if rule is None:
+        pressed, level, levels = choices.take_level("dense" if compressor is None else compressor)
+        require(levels is None, "levels", levels, "none without level_policy: it is one level")
+        dense = level in (None, DENSE)
+        known = {} if dense else choices.pick_levels(pressed, {"sent": level})
+        static = Static(next(iter(known), DENSE))
+        return choices.Choice(static, pressed, known, "update", instruments=measured)
+    rule, pressed, levels = choices.choose_levels(rule, compressor, "dense")
+    return choices.choose_exchange(rule, pressed, levels, "update", 0, (None, measured))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The trained parameters of a bare model, or of one that is divided within replicas.
+
+    Attributes:
+        parameters: by name, as the optimiser has them.
+        local: this process's part of each.
+        sharded: of a divided model; None of a bare one.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    local: list[Tensor]
+    sharded: ShardedGradients | None = None
+
+    def make_world(self, timeout: float) -> ProcessWorld:
+        """A world of all processes, which all create it."""
+        if self.sharded is not None:
+            return self.sharded.make_world(timeout, _CALL)
+        return on_group(default_group(), self.local[0].device, timeout, _CALL)
+
+    def start_alike(self, world: World, model: nn.Module) -> None:
+        """Let all begin with the parameters, frozen ones too, and the buffers of process 0, or of
+        the first replica."""
+        if self.sharded is not None:
+            self.sharded.start_alike()
+        else:
+            world.broadcast([*(p.data for p in model.parameters()), *model.buffers()])
+
+    def shared_facts(self) -> dict[str, Any]:
+        """What must be the same on all processes, in plain types."""
+        return {} if self.sharded is None else self.sharded.shared_facts()
+
+
+def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
+    """The trained parameters; ConfigError unless their steps can be local."""
+    if default_group() is None:
+        raise ConfigError(
+            "local_steps: there is no process group: start with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    if not isinstance(model, nn.Module):
+        raise unexpected_value("model", model, "a torch.nn.Module")
+    _check_values(model)
+    several = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
+    if not several or not all(isinstance(one, torch.optim.Optimizer) for one in several):
+        expected = "an optimiser of torch, or a list of such"
+        raise unexpected_value("optimizer", optimizer, expected)
+    if replicas is None:
+        parameters = _bare_parameters(model)
+        found = Trained(parameters, [p.data for p in parameters.values()])
+    else:
+        source = ShardedGradients(model, replicas)
+        source.refuse_columns()
+        found = Trained(source.parameters, source.local, source)
+    groups = [group for one in several for group in one.param_groups]
+    stepped = [id(p) for group in groups for p in group["params"]]
+    if len({*stepped}) < len(stepped):
+        raise ConfigError("optimizer: several have the same parameter: each is stepped by one")
+    if {*stepped} != {id(p) for p in found.parameters.values()}:
+        raise ConfigError(
+            "optimizer: it has other parameters than the model trains: build it from [p for p in "
+            "model.parameters() if p.requires_grad]"
+        )
+    check_parameters(found.parameters, half=False)
+    _check_one_type(found.parameters)
+    return found
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raise ConfigError unless all parameters and buffers have values."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise ConfigError(
+                f"local_steps: {name!r} is on the device meta and has no values: call "
+                'model.to_empty(device="cpu"), or another device, and initialise the model first'
+            )
+
+
+def _check_one_type(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError unless all pseudo-gradients fit into one tensor."""
+    kinds = {str(p.dtype).removeprefix("torch."): name for name, p in parameters.items()}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{kind} ({name})" for kind, name in kinds.items())
+        raise ConfigError(
+            f"local_steps: the model's parameters are of several types, {listed}: pseudo-"
+            "gradients are exchanged in one: convert the model, model.float()"
+        )
+
+
+def _bare_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if "FSDPModule" in kinds:
+        raise ConfigError(
+            "local_steps: the model is divided by fully_shard: shard it over one dimension of a "
+            'mesh, mesh["shard"], and name the other, replicas=mesh["replicate"]'
+        )
+    if isinstance(model, DistributedDataParallel) or "DataParallel" in kinds:
+        raise ConfigError(
+            f"local_steps: {type(model).__name__} exchanges something at each step by itself: give "
+            "it the bare model"
+        )
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ConfigError("the model has no parameter to train: there is nothing to synchronise")
+    return found
+
+
+def _check_periods(given: Any) -> dict[str, int]:
+    good = isinstance(given, Mapping) and all(
+        isinstance(name, str) and is_whole(steps, 1) and steps <= LONGEST
+        for name, steps in given.items()
+    )
+    require(good, "periods", given, 'numbers of steps by name, like {"low": 1, "high": 32}')
+    return {name: int(steps) for name, steps in given.items()}
+
+
+def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
+    if isinstance(given, int) and not isinstance(given, bool):
+        require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
+        return Static(str(given))
+    rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
+    check_levels(rule, periods, "sync_policy")
+    return rule
+
+
+def _choose_outer(given: Any) -> OuterConfig:
+    if given is None or isinstance(given, OuterConfig):
+        config = given or OuterConfig()
+    elif isinstance(given, Mapping):
+        config = from_dict(OuterConfig, given, "outer.")
+    else:
+        raise unexpected_value("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
+    check_bounds(config, "outer.")
+    check_outer(config)
+    return replace(config, period_one="parameters")
+
+
+def local_header(
+    options: RecordOptions | None,
+    job: AttachedJob,
+    chosen: LocalChoice,
+    model: nn.Module,
+    seed: int,
+) -> Header:
+    """``run.json``. The record is named after the policy of levels by default, or without one after
+    the rule for the period. It has the names of the periods that the rule can choose."""
+    rule = policies.REGISTRY.table(chosen.rule)
+    levels = policies.REGISTRY.table(chosen.exchange.policy)
+    options = options or RecordOptions("")
+    named = replace(options, name=options.name or (levels if chosen.varies else rule)["name"])
+    return job._make_header(
+        named,
+        chosen.exchange,
+        model,
+        seed,
+        sync_policy=rule,
+        sync_levels={n: p for n, p in chosen.periods.items() if n in chosen.rule.names},
+        outer=asdict(chosen.outer),
+    )

@@ -1,0 +1,106 @@
+"""A search with a function of the user that trains the runs, such as a loop with `regimes.attach`.
+
+The function gets a pulse, or None for the trunk, and a seed, and returns the metric in the end. How
+it continues a saved state is its own affair (`docs/how-to/harm.md` has a loop). Results are in the
+log alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regimes.base.errors import ConfigError, TrainingError, require
+from regimes.plotting.looks import Metric
+from regimes.search.harms.decide import Pulse, Run, units_trained
+from regimes.search.harms.kinds import Kind
+from regimes.search.harms.result import Harm
+from regimes.search.harms.search import Facts, HarmSearch
+from regimes.search.search import SearchBudget, SearchLog, Show, as_number, expect
+
+LARGEST = 1e100  # beyond it a training broke; squares of smaller ones are finite
+Job = Callable[[Pulse | None, int], float]
+
+
+class Jobs(HarmSearch):
+    """Runs of a function.
+
+    Attributes:
+        job: trains one.
+        units: of a run.
+        shown: how its metric is written.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        job: Job,
+        kinds: Mapping[str, Kind],
+        units: int,
+        shown: Metric,
+        margin: float | None,
+        parts: int,
+        first_seed: int,
+        lost_time: bool,
+    ) -> None:
+        require(units >= 2, "units", units, "2 or more")
+        super().__init__(out, kinds, margin, parts, first_seed, lost_time)
+        self.job, self.units, self.shown = job, units, shown
+        self.question = {"units": units, "metric": shown.name}
+
+    def search(self, budget: SearchBudget, show: Show) -> Harm:
+        """Search, and say what was found."""
+        return self.found(self.run_rounds(budget, show))
+
+    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
+        """Call the function for each.
+
+        Raises:
+            ConfigError: it does not return a number.
+            TrainingError: a trunk's metric is not finite.
+        """
+        for run in runs:
+            metric = _number(self.job(run[0], self.first_seed + run[1]))
+            ended_well = abs(metric) <= LARGEST  # not a number is not
+            if run[0] is None and not ended_well:
+                raise TrainingError(f"{self.name(run)}: the metric is {metric}")
+            ended(run, metric if ended_well else None)
+
+    def cost(self, run: Run) -> float:
+        return units_trained(run, self.units)
+
+    def facts_of(self, log: SearchLog[Run]) -> Facts:
+        return Facts(self.units, self.end_of((None, 0), log), 0.0, self.shown)
+
+    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
+        return self.shown.factor * float(log.results[run])
+
+    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+        value = log.results[run]
+        if value is None:
+            return math.inf
+        sign = self.shown.factor * (1 if self.shown.lower else -1)
+        return float(sign * (value - log.results[None, run[1]]))
+
+    def line(self, run: Run, log: SearchLog[Run]) -> str:
+        return f"{self.name(run)}: {self.shown.name} {log.results[run]}"
+
+    def check_result(self, run: Run, result: Any) -> None:
+        if result is not None or run[0] is None:
+            expect(abs(as_number(result)) <= LARGEST)
+
+
+def _number(value: Any) -> float:
+    """A metric; ConfigError if it is none, or too large for one."""
+    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
+        if not truth and not isinstance(value, str | bytes):
+            return float(value)
+    try:
+        shown = " ".join(f"{value!r}".split())
+    except ValueError:  # Python writes no such number
+        shown = "a number of too many digits"
+    raise ConfigError(f"the function returned {shown:.40}, expected a number")

@@ -1,0 +1,203 @@
+"""What a pulse changes, in words of the command line. No torch.
+
+- a level of the configuration, "high" or "dense": of all layers, or of a group of them;
+- "no-feedback": what is not sent is dropped;
+- "period=8": workers take so many steps alone between two synchronisations;
+- "batch=4": batches of so many times the size, at a rate that grows with them (`scale_with_batch`);
+- "precision": forward and backward in bfloat16;
+- "deletion": the same units left out, which costs time alone;
+- "FIELD=VALUE": any field that a branch may change, as with ``--set``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from regimes.base.config import DENSE, RunConfig, override, override_fields
+from regimes.base.errors import ConfigError, require, suggest_nearest
+from regimes.plotting.looks import level_text
+from regimes.search.harms.decide import DELETION
+
+Spans = Sequence[tuple[int, int]]
+Field = Literal["policy", "batch_policy", "sync_policy"]
+WORDS = ("no-feedback", "period=8", "batch=4", "precision", DELETION)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What pulses of one arm change.
+
+    Attributes:
+        name: of the arm.
+        text: what it is, in a sentence.
+        changes: fields by dotted path, during a pulse.
+        setup: the changes that a policy needs in the whole run, such as ``sync_levels``.
+        skip: its units are left out.
+        within: for several spans in one run, the field of the policy that makes the change, and
+            its levels within and outside of the spans; None: no policy can, a run has one span.
+        group: patterns of the names of layers that it is in; None: all.
+    """
+
+    name: str
+    text: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    skip: bool = False
+    within: tuple[Field, str, str] | None = None
+    group: str | None = None
+
+    def schedule(self, spans: Spans) -> dict[str, Any]:
+        """The table of the policy with this change in spans of units."""
+        assert self.within is not None
+        _, inside, outside = self.within
+        windows = {
+            "name": "windows",
+            "windows": [list(span) for span in spans],
+            "inside": inside,
+            "outside": outside,
+        }
+        return self.in_group(windows)
+
+    def in_group(self, policy: dict[str, Any]) -> dict[str, Any]:
+        """A policy for the layers of the group, in which the others have the trunk's level."""
+        if self.group is None or self.within is None:
+            return policy
+        otherwise = {"name": "static", "level": self.within[2]}
+        return {"name": "by-layer", "groups": {self.group: policy}, "otherwise": otherwise}
+
+
+LEFT_OUT = Kind(DELETION, "leaving units out", skip=True)
+
+
+def trunk_of(config: RunConfig) -> RunConfig:
+    """The run that pulses disturb: the configuration at one level throughout, its own if its policy
+    is static, else "low".
+
+    Raises:
+        ConfigError: it has no such level, is a branch, or ends by a budget of floats.
+    """
+    require(config.branch is None, "branch", config.branch and config.branch.of, "none in a trunk")
+    require(config.budget is None, "budget", config.budget and config.budget.level, "none in harm")
+    policy = dict(config.policy)
+    if policy["name"] != "static":
+        policy = {"name": "static", "level": "low"}
+    level = policy.get("level", "low")
+    expected = f"one of {', '.join([*config.levels, DENSE])}: set policy.name=static and this field"
+    require(level in (*config.levels, DENSE), "policy.level", level, expected)
+    return replace(config, name="trunk", policy=policy, drawn_per_seed=())
+
+
+def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> dict[str, Kind]:
+    """The arms of a search, by name.
+
+    Args:
+        words: what pulses change, each an arm.
+        groups: patterns of layers' names; a level then has an arm for each of them.
+
+    Raises:
+        ConfigError: a word that is none, or does not fit the trunk.
+    """
+    made: list[Kind] = []
+    for word in words:
+        if word not in (*trunk.levels, DENSE):
+            require(not groups, "pulse", word, "a level with groups of layers")
+            made.append(_make_word_kind(word, trunk))
+        elif groups:
+            made += [_make_level_kind(word, group, trunk) for group in groups]
+        else:
+            made.append(_make_level_kind(word, None, trunk))
+    return _by_name(made, words, f"a level, or one of {', '.join(WORDS)}")
+
+
+def kinds_of_job(words: Sequence[str]) -> dict[str, Kind]:
+    """The arms of a function of the user's, which knows itself what its words mean.
+
+    Raises:
+        ConfigError: no word, or one twice.
+    """
+    made = [Kind(word, word, within=("policy", word, "low")) for word in words]
+    return _by_name(made, words, "a word that the function knows")
+
+
+def _by_name(made: Sequence[Kind], words: Sequence[str], expected: str) -> dict[str, Kind]:
+    found = {kind.name: kind for kind in made}
+    require(len(found) == len(made), "pulse", list(words), "each once")
+    require(bool(found), "pulse", list(words), expected)
+    return found
+
+
+def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> Kind:
+    own = trunk.policy.get("level", "low")
+    require(level != own, "pulse", level, f"another level than the trunk's, {own}")
+    form, value = level_text(trunk.compressor["name"]), trunk.levels.get(level)
+    text = form.format(value) if form and value not in (None, DENSE) else level
+    if group is None:
+        changes: dict[str, Any] = {"policy": {"name": "static", "level": level}}
+        return Kind(level, text, changes, within=("policy", level, own))
+    rule = {
+        "name": "by-layer",
+        "groups": {group: {"name": "static", "level": level}},
+        "otherwise": {"name": "static", "level": own},
+    }
+    name = f"{level} in {group.replace('/', ' ')}"
+    return Kind(
+        name, f"{text} in {group}", {"policy": rule}, within=("policy", level, own), group=group
+    )
+
+
+def _make_word_kind(word: str, trunk: RunConfig) -> Kind:
+    key, equals, value = word.partition("=")
+    if word == DELETION:
+        return LEFT_OUT
+    if word == "precision":
+        return Kind("precision", "bfloat16", {"precision": "bfloat16"})
+    if word == "no-feedback":
+        return Kind("no feedback", "no error feedback", {"compressor.error_feedback": False})
+    if key in ("period", "batch") and equals:
+        good = value.isdecimal() and int(value) > 1
+        require(good, f"pulse {key}", value, "a whole number above 1")
+        return (
+            _make_period_kind(int(value))
+            if key == "period"
+            else _make_batch_kind(int(value), trunk)
+        )
+    if not equals:
+        known = [*trunk.levels, DENSE, *WORDS]
+        raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
+    override(trunk, [word])  # raises for what is no field
+    return Kind(word.replace("/", " "), word, {"": word})  # as written, for ``apply_pulse``
+
+
+def _make_period_kind(steps: int) -> Kind:
+    setup = {"sync_levels": {"low": 1, "high": steps}}
+    changes = {**setup, "sync_policy": {"name": "static", "level": "high"}}
+    within: tuple[Field, str, str] = ("sync_policy", "high", "low")
+    text = f"a period of {steps} steps"
+    return Kind(f"period {steps}", text, changes, setup, within=within)
+
+
+def _make_batch_kind(multiple: int, trunk: RunConfig) -> Kind:
+    size = trunk.batch_size
+    setup = {"batch_levels": {"low": size, "high": multiple * size}}
+    changes = {**setup, "batch_policy": {"name": "static", "level": "high"}}
+    within: tuple[Field, str, str] = ("batch_policy", "high", "low")
+    text = f"batches {multiple} times as large"
+    return Kind(f"batch {multiple}", text, changes, setup, within=within)
+
+
+def apply_pulse(config: RunConfig, kind: Kind, spans: Spans) -> RunConfig:
+    """A trunk's configuration as the pulse has it; with several spans as the whole run has it.
+
+    Raises:
+        ConfigError: a field that does not exist.
+    """
+    if len(spans) > 1:
+        assert kind.within is not None
+        policy_field, *_ = kind.within
+        return override_fields(config, {**kind.setup, policy_field: kind.schedule(spans)})
+    changes = dict(kind.changes)
+    if "" in changes:  # a setting as it was written
+        return override(config, [changes[""]])
+    return override_fields(config, changes)

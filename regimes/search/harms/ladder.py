@@ -1,0 +1,148 @@
+"""The rate ladder that sends about as many bytes as the pulse in the safe phases, as a grid for
+``regimes ablate``. No torch.
+
+It has the pulse's level in about as many steps, those with the lowest learning rates
+(`regimes.policies.RateLadder`, which measures nothing).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from regimes.base.config import RunConfig, to_dict
+from regimes.policies import make_policy
+from regimes.policies.history import History, PastEpoch
+from regimes.records import OWN, Record
+
+if TYPE_CHECKING:
+    from regimes.search.harms.kinds import Kind
+    from regimes.search.harms.result import Harm
+
+SEEDS = 3  # of the grid
+NAME = "rate ladder"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A policy of the pulse's level and the trunk's.
+
+    Attributes:
+        policy: its table.
+        bytes: that a run with it sends, as a share of the trunk's.
+    """
+
+    policy: dict[str, Any]
+    bytes: float
+
+
+def ladders_of(found: Harm, trunk: Record) -> dict[str, Ladder]:
+    """The ladder of each arm with a safe phase that saves bytes, where there is one."""
+    made: dict[str, Ladder] = {}
+    for arm in found.known.rules.arms:
+        best, kind = found.known.best(arm), found.kinds[arm]
+        saved = found.saved.get(best, 0.0) if best else 0.0
+        if best is not None and kind.within is not None and saved > 0:
+            ladder = _ladder_of(kind, trunk, best.spans, saved)
+            made |= {} if ladder is None else {arm: ladder}
+    return made
+
+
+def _ladder_of(
+    kind: Kind, trunk: Record, spans: Sequence[tuple[int, int]], saved: float
+) -> Ladder | None:
+    """The ladder with about as many steps as these spans.
+
+    Args:
+        saved: the share of the trunk's bytes that the pulse's level in the spans does not send.
+    """
+    assert kind.within is not None
+    _, inside, outside = kind.within
+    steps = sum(row["steps"] for first, stop in spans for row in trunk.rows[first:stop])
+    if (ladder := _ladder(trunk, inside, outside, steps)) is None:
+        return None
+    return Ladder(kind.in_group(ladder), 1 - saved * _steps_at(ladder, inside, trunk) / steps)
+
+
+def _ladder(trunk: Record, inside: str, outside: str, steps: int) -> dict[str, Any] | None:
+    """The ladder of two levels with the higher compression in about so many steps; None where no
+    share of the rate divides the run."""
+    rates = [float(row["lr"]) for row in trunk.rows]
+    following = [float(row["next_lr"]) for row in trunk.rows]
+    highest = max(rates)
+    shares = sorted({rate / highest for rate in (*rates, *following) if rate < highest})
+    cuts = [(a + b) / 2 for a, b in itertools.pairwise([*shares, 1.0]) if a < b]
+    tables = [
+        {"name": "rate-ladder", "levels": [inside, outside], "shares": [float(f"{cut:.4g}")]}
+        for cut in cuts
+        if 0 < float(f"{cut:.4g}") < 1
+    ]
+
+    def count(table: dict[str, Any]) -> int:
+        return _steps_at(table, inside, trunk)
+
+    # counts rise with the share: the nearest is the first table of the next count, up or down
+    nearest = [bisect.bisect_left(tables, steps, key=count)]
+    if nearest[0] > 0:
+        nearest += [bisect.bisect_left(tables, count(tables[nearest[0] - 1]), key=count)]
+    known = [tables[i] for i in sorted(nearest) if i < len(tables)]
+    return min(known, key=lambda table: abs(count(table) - steps), default=None)
+
+
+def _steps_at(table: dict[str, Any], level: str, trunk: Record) -> int:
+    """In how many steps of a run a policy that measures nothing has a level."""
+    rule, past, count = make_policy(dict(table)), History(), 0
+    for row in trunk.rows:
+        (decision,) = rule.decide(past, ["all"])
+        count += row["steps"] * (decision.level == level)
+        past.append(PastEpoch(row["lr"], row["next_lr"], {}, [decision.level]))
+    return count
+
+
+# -- the grid --------------------------------------------------------------------------------
+
+
+def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
+    """The trunk and the ladders as a grid's file, with seeds that the search has not used.
+
+    Args:
+        used: seeds from the trunk's on that were used.
+    """
+    import tomli_w
+
+    own = trunk.data.name == OWN
+    base = _changed_fields(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
+    schedules: dict[str, Any] = {"trunk": {}}
+    for arm, ladder in found.ladders.items():
+        kind = found.kinds[arm]
+        assert kind.within is not None
+        label = NAME if len(found.ladders) == 1 else f"{NAME}, {arm}"
+        schedules[label] = {**kind.setup, kind.within[0]: ladder.policy}
+    seeds = [trunk.seed + used + i for i in range(SEEDS)]
+    lines = [f"# {line}" for line in found.sentences()]
+    for arm, ladder in found.ladders.items():
+        lines.append(f"# Bytes, of those of the trunk ({arm}): {NAME} {ladder.bytes:.2f}.")
+    if own:
+        lines.append(
+            "# Model and data were passed by a program: regimes.simulate(..., policy=...)."
+        )
+    else:
+        lines.append("# regimes ablate FILE")
+    plain = tomli_w.dumps({"seeds": seeds, "base": base, "schedules": schedules})
+    return "\n".join([*lines, "", plain])
+
+
+def _changed_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration that have another value than by default."""
+    usual, kept = to_dict(RunConfig()), {}
+    for key, value in config.items():
+        if key in ("data", "model", "optimizer", "outer"):
+            value = {k: v for k, v in value.items() if v != usual[key].get(k)}
+            if value:
+                kept[key] = value
+        elif value != usual.get(key):
+            kept[key] = value
+    return kept

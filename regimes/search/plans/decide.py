@@ -1,0 +1,293 @@
+"""How many times as fast as dense each method trains, and which short runs are next.
+
+Dense's first short runs find its learning rate, and how long runs take here. Then all methods are
+trained for one length, about four times as long, and dense for a half of it, too, so that a clock
+of a quarter can be read; each at the rate that was best and at twice that, dense and the methods
+that may be the fastest until both rates beside the best are worse. Then further seeds of these are
+trained, and twice the length, until the interval of one method lies above all others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from regimes.search.plans import clock
+from regimes.search.plans.clock import Clock, DenseCurve, Losses, Probe
+from regimes.search.plans.priced import Price
+
+FEWEST = 16  # steps of a short run
+QUARTER = 4  # the first runs have this part of the others' expected length
+FARTHEST = 4.0  # doublings of the configuration's learning rate
+SEEDS, ENOUGH = 5, 3  # that a method has at most, and before it is trained longer
+EXPECTED = 2.5  # runs that a method is expected to need at a length, with the first seed
+MORE, LIKELY = 2, 3  # further seeds for which time is kept, of so many methods
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times as fast as dense a method comes to a loss, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """ "2.1 [1.9, 2.4]"."""
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+@dataclass(frozen=True)
+class PlanEvidence:
+    """What is known of the methods.
+
+    Attributes:
+        seconds: of the training in question, on the link.
+        prices: of a step, by method; dense first.
+        first: steps of dense's first runs.
+        length: steps of the others, at first; 0: it is not chosen yet.
+        losses: in their ends.
+        renewed: prices that were found later and count instead.
+    """
+
+    seconds: float
+    prices: Mapping[str, Price]
+    first: int
+    length: int
+    losses: Losses
+    renewed: Mapping[str, Price] = field(default_factory=dict)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (*self.prices,)
+
+    @property
+    def dense(self) -> str:
+        return self.methods[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """In the order in which they were trained."""
+        return [*dict.fromkeys(probe.seed for probe in self.losses)]
+
+    def price(self, method: str) -> Price:
+        """The latest one."""
+        return self.renewed.get(method, self.prices[method])
+
+    def horizon(self, method: str) -> int:
+        """Steps of a method in the training."""
+        return max(FEWEST, round(self.seconds / self.price(method).seconds))
+
+    @cached_property
+    def _ends(self) -> Mapping[tuple[str, int], Mapping[float, Mapping[int, float]]]:
+        """The losses by method and steps, then by rate, then by seed."""
+        found: dict[tuple[str, int], dict[float, dict[int, float]]] = {}
+        for p, loss in self.losses.items():
+            by_rate = found.setdefault((p.method, p.steps), {})
+            by_rate.setdefault(p.rate, {})[p.seed] = loss
+        return found
+
+    def rates(self, method: str, steps: int) -> Mapping[float, float]:
+        """The mean loss over seeds at each rate that was tried."""
+        ends = self._ends.get((method, steps), {})
+        return {rate: statistics.fmean(losses.values()) for rate, losses in ends.items()}
+
+    def best_rate(self, method: str, steps: int) -> float:
+        """In doublings of the configuration's; the lowest one if all broke."""
+        means = self.rates(method, steps)
+        return min(sorted(means), key=lambda rate: means[rate])
+
+    def best_ends(self, method: str, steps: int) -> Mapping[int, float]:
+        """The losses at the best rate, by seed; none if it was not tried."""
+        if (method, steps) not in self._ends:
+            return {}
+        return self._ends[method, steps][self.best_rate(method, steps)]
+
+    @cached_property
+    def dense_lengths(self) -> list[int]:
+        """The lengths at which dense was trained, rising."""
+        return sorted(steps for method, steps in self._ends if method == self.dense)
+
+    def lengths(self, method: str) -> list[int]:
+        """The lengths at which a method was trained beside all others, or longer; rising."""
+        return sorted(n for m, n in self._ends if m == method and n >= self.length)
+
+    def dense_curve(self, seed: int | None = None, up_to: float = math.inf) -> DenseCurve | None:
+        """Dense's losses with a seed, or their means; None: one is missing, or broke.
+
+        Args:
+            up_to: steps up to which no length may be missing.
+        """
+        points: dict[float, float] = {}
+        for steps in self.dense_lengths:
+            ends = self.best_ends(self.dense, steps)
+            if seed is None:
+                points[steps] = statistics.fmean(ends.values())
+            elif seed in ends or steps <= up_to:
+                points[steps] = ends.get(seed, math.inf)
+        finite = points and all(map(math.isfinite, points.values()))
+        return DenseCurve.of(points) if finite else None
+
+    def _logs(self, method: str, length: int) -> list[float]:
+        """The logarithm of the clock of each seed; infinite where dense was never so bad."""
+        found = []
+        for seed, loss in self.best_ends(method, length).items():
+            curve = self.dense_curve(seed, length)
+            if curve is not None:
+                steps = curve.steps_to(loss)
+                found.append(math.log(steps / length) if steps > 0 else -math.inf)
+        return found
+
+    @cached_property
+    def clocks(self) -> Mapping[str, Clock]:
+        """Of the methods with a short run beside dense's; of several lengths the surest."""
+        logs = {(m, n): self._logs(m, n) for m in self.methods[1:] for n in self.lengths(m)}
+        whole = [x for x in logs.values() if x and all(map(math.isfinite, x))]
+        spread, found = clock.pool_spread(whole), {self.dense: clock.DENSE}
+        for (method, length), values in logs.items():
+            if not values:
+                continue
+            if values in whole:
+                doublings = math.log2(self.horizon(method) / length)
+                new = clock.estimate_clock(values, spread, doublings)
+            else:
+                bound = self.dense_lengths[0] / length
+                new = Clock(bound, 0.0, bound, len(values), known=False)
+            before = found.get(method)
+            if before is None or (new.known >= before.known and new.width < before.width):
+                found[method] = new
+        return found
+
+    @cached_property
+    def speeds(self) -> Mapping[str, Speed]:
+        """Of the methods with a clock, the fastest first; of those that are as fast the one that
+        sends less."""
+        dense = self.price(self.dense).seconds
+        found = {}
+        for method, k in self.clocks.items():
+            times = dense / self.price(method).seconds
+            found[method] = Speed(times * k.mean, times * k.low, times * k.high)
+        order = sorted(found, key=lambda m: (-found[m].mean, self.price(m).bytes))
+        return {method: found[method] for method in order}
+
+    @property
+    def best(self) -> str:
+        """The fastest; dense where nothing is known."""
+        return next(iter(self.speeds))
+
+    @cached_property
+    def rivals(self) -> list[str]:
+        """The methods whose interval overlaps that of the best, which is the first."""
+        least = self.speeds[self.best].low
+        return [m for m, speed in self.speeds.items() if m == self.best or speed.high >= least]
+
+    @property
+    def untried(self) -> list[str]:
+        """Methods without a clock: the budget ended before."""
+        return [method for method in self.methods if method not in self.clocks]
+
+    @property
+    def decided(self) -> bool:
+        """Is the interval of one method above all others, with two seeds or more?"""
+        several = len(self.seeds) > 1 or len(self.methods) == 1
+        return several and not self.untried and len(self.rivals) == 1
+
+
+def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int:
+    """The most steps of short runs for which there is time; 0: too little.
+
+    Args:
+        start: seconds that a run takes besides its steps.
+        left: seconds that there are, of all processes together.
+    """
+    dense, *others = prices.values()
+    likely = sorted((price.here for price in others), reverse=True)[:LIKELY]
+    lengths = 1 + 1 / 2 + 1 / QUARTER  # of dense, in those of the methods
+    steps = dense.here * (EXPECTED + MORE) * lengths
+    steps += EXPECTED * sum(price.here for price in others) + MORE * sum(likely)
+    runs = (EXPECTED + MORE) * 3 + EXPECTED * len(others) + MORE * len(likely)
+    affordable = (left - start * runs) / steps if steps else 0.0
+    return max(0, math.floor(affordable))
+
+
+def next_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:
+    """The short runs of the next round, the most useful ones first; where there are several lists,
+    one is for a budget that has no time for those before. None: the length is to be chosen, the
+    plan is decided, or nothing more can be learnt.
+
+    Args:
+        seeds: in the order in which they are used.
+    """
+    dense, *others = known.methods
+    first, short, length = seeds[0], known.first, known.length
+    if not others:  # no loss decides anything; one run says in which unit losses are
+        return [] if known.losses else [[Probe(dense, short, 0.0, first)]]
+    todo = _climb(known, dense, short, first, (0.0, 1.0, -1.0))
+    if todo or not length or not math.isfinite(min(known.rates(dense, short).values())):
+        return [todo]
+    rate = known.best_rate(dense, short)
+    around = (rate, rate + 1)
+    for steps in (length, max(length // 2, 1), *known.dense_lengths):
+        todo += _climb(known, dense, steps, first, around)
+    both = [Probe(m, length, r, first) for r in around for m in others]
+    todo = [*dict.fromkeys(todo), *(probe for probe in both if probe not in known.losses)]
+    if todo:
+        return [todo]
+    likely = [method for method in known.rivals if method != dense]
+    for method in likely:
+        todo += _climb(known, method, known.lengths(method)[-1], first, around)
+    if todo:
+        return [todo]
+    shorter = known.dense_lengths[0] // 2
+    if shorter >= FEWEST // 4 and not all(known.clocks[m].known for m in likely):
+        return [_climb(known, dense, shorter, first, (rate, rate - 1))]
+    if known.decided:
+        return []
+    again = _seeds(known, seeds, likely)
+    few = min((len(known.best_ends(m, known.lengths(m)[-1])) for m in likely), default=SEEDS)
+    return [again] if few < ENOUGH else [_longer(known, first, likely), again]
+
+
+def _climb(
+    known: PlanEvidence, method: str, steps: int, seed: int, start: Sequence[float]
+) -> list[Probe]:
+    """The rates that a method still needs at a length: ``start``, then those beside the best."""
+    tried = known.rates(method, steps)
+    if tried:
+        best = known.best_rate(method, steps)
+        broke = not math.isfinite(tried[best])
+        start = [best - 1] if broke else [best - 1, best + 1]
+    rates = [rate for rate in start if rate not in tried and abs(rate) <= FARTHEST]
+    return [Probe(method, steps, rate, seed) for rate in rates]
+
+
+def _seeds(known: PlanEvidence, seeds: Sequence[int], likely: Sequence[str]) -> list[Probe]:
+    """One more seed of dense and of the methods that may be the fastest, at their best rates."""
+    lengths = {m: known.lengths(m)[-1:] for m in likely}
+    longest = max((n for ns in lengths.values() for n in ns), default=known.length)
+    lengths = {known.dense: [n for n in known.dense_lengths if n <= longest], **lengths}
+    for seed in seeds[:SEEDS]:
+        todo = [
+            probe
+            for method, steps in lengths.items()
+            for n in steps
+            if (probe := Probe(method, n, known.best_rate(method, n), seed)) not in known.losses
+        ]
+        if todo:
+            return todo
+    return []
+
+
+def _longer(known: PlanEvidence, seed: int, likely: Sequence[str]) -> list[Probe]:
+    """Twice the length of dense and of the methods that may be the fastest, at their best rates and
+    beyond; none where this is the whole training."""
+    before = max((known.lengths(m)[-1] for m in likely), default=0)
+    steps = min(2 * before, max((known.horizon(m) for m in likely), default=0))
+    if steps <= before:
+        return []
+    rates = {m: known.best_rate(m, known.lengths(m)[-1]) for m in (known.dense, *likely)}
+    both = [Probe(m, steps, rate + more, seed) for more in (0, 1) for m, rate in rates.items()]
+    return [probe for probe in both if probe not in known.losses and probe.rate <= FARTHEST]

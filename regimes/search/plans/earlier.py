@@ -1,0 +1,92 @@
+"""What dense ended at in trainings that there are already: a file of losses, or records."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regimes.base import inputs
+from regimes.base.config import DENSE
+from regimes.base.errors import ConfigError, require
+from regimes.plotting.groups import tested_by
+from regimes.records import Record, load_all
+
+HOW = "expected lines of steps,loss, one for the end of each training without compression"
+
+
+def read_curve(given: str | Path | Mapping[float, float]) -> dict[float, float]:
+    """The losses in the ends of trainings without compression by their steps, in the unit of
+    figures.
+
+    Of a record with a constant learning rate each test counts, as the end of a training so long;
+    of others the last one alone, because a rate that falls later keeps the loss high before.
+
+    Args:
+        given: a CSV file of steps and losses; or a folder of records; or both by steps.
+
+    Raises:
+        ConfigError: no such numbers.
+        RecordError: a record that is not finished, or damaged.
+    """
+    if isinstance(given, Mapping):
+        points = [(float(steps), float(loss)) for steps, loss in given.items()]
+    elif Path(given).suffix == ".csv":
+        points = _read_csv(Path(given))
+    else:
+        points = [point for run in load_all(given) for point in _tests(run)]
+    for steps, loss in points:
+        require(math.isfinite(steps) and steps > 0, "curve: steps", steps, "a number above 0")
+        require(math.isfinite(loss), f"curve: loss after {steps:g} steps", loss, "a finite number")
+    require(len(points) > 0, "curve", str(given), "one training or more")
+    by_steps: dict[float, list[float]] = {}
+    for steps, loss in points:
+        by_steps.setdefault(steps, []).append(loss)
+    return {steps: statistics.fmean(by_steps[steps]) for steps in sorted(by_steps)}
+
+
+def _read_csv(path: Path) -> list[tuple[float, float]]:
+    inputs.add_input(path)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--curve {path} cannot be read ({error}): {HOW}") from None
+    if rows and not _is_number(rows[0][0]):
+        rows = rows[1:]  # a heading
+    if not all(len(row) > 1 and _is_number(row[0]) and _is_number(row[1]) for row in rows):
+        raise ConfigError(f"--curve {path}: {HOW}, with a heading or without")
+    return [(float(row[0]), float(row[1])) for row in rows]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _tests(run: Record) -> list[tuple[float, float]]:
+    run.check_finished()
+    sent = {name: of["bytes"] for name, of in (run.header.get("per_step") or {}).items()}
+    rows: list[Any] = run.rows
+    steps = sum(row["steps"] for row in rows)
+    whole = sent.get(DENSE, 0) * steps
+    require(
+        sum(row["bytes"] for row in rows) >= 0.99 * whole,
+        f"curve: {run.folder}",
+        "compressed",
+        "a training without compression",
+    )
+    metric, total, ends = tested_by(run), 0, list[tuple[float, float]]()
+    for row in rows:
+        total += row["steps"]
+        if row["metric"] is not None:
+            ends.append((total, metric.factor * row["metric"]))
+    require(len(ends) > 0, "curve", str(run.folder), "a training that was tested")
+    fell = rows[-1]["lr"] < max(row["lr"] for row in rows)
+    return ends[-1:] if fell else ends

@@ -43,7 +43,7 @@ durations: .venv/dev.stamp  ## write tests/durations.txt anew: which cases `make
 
 integrations: .venv-integrations/stamp  ## test Hugging Face's Trainer, Accelerate and Lightning, on real processes
 	.venv-integrations/bin/python -m pytest -m integrations tests/rooms/integrations/test_integrations.py \
-		tests/rooms/monitor/test_reporters.py tests/strangers/test_cluster_examples.py
+		tests/rooms/cli/test_reporters.py tests/strangers/test_cluster_examples.py
 
 minima: .venv-minima/stamp  ## test every room with the lowest versions that pyproject.toml admits, about 5 minutes
 	OMP_NUM_THREADS=1 .venv-minima/bin/python -m pytest -n 2 -W default --disable-warnings tests/rooms tests/oracles \

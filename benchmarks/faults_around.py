@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.faults_bench import count_lost, lines_of
 from benchmarks.trainers import Training, epochs_of, same
 from regimes.base.config import to_toml
-from regimes.cli.doctor import judge_record
+from regimes.cli.machine import judge_record
 
 if TYPE_CHECKING:
     from benchmarks.faults_bench import Bench, Outcome

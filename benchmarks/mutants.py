@@ -46,7 +46,7 @@ LEFT_OUT = {
         f"regimes/presets/{name}.py": "values that were chosen; what makes grids of them is in"
         for name in ("cpu", "language")
     },
-    "regimes/cli/report/pictures.py": "how a page's pictures are laid out",
+    "regimes/cli/html_report/pictures.py": "how a page's pictures are laid out",
     "analysis/__main__.py": "the words of commands; what they call is in",
     "analysis/common/command.py": "the words of commands; what they call is in",
     "analysis/notebook/explorer.py": "a notebook's widgets",
@@ -92,7 +92,7 @@ REAL = {  # start processes, whose calls are not seen
     ),
     "regimes/job/job.py": ("mesh",),
     "regimes/hook/local/": ("own_loop",),
-    "regimes/cli/doctor.py": ("group_doctor",),
+    "regimes/cli/machine.py": ("group_doctor",),
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/losses.py": ("exchange",),
     "regimes/training/rounds.py": ("local_steps",),

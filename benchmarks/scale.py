@@ -45,7 +45,8 @@ from torch.nn.parallel import DistributedDataParallel
 import regimes
 from benchmarks.harness import peak_memory
 from benchmarks.large import steps
-from regimes.cli import report, watch
+from regimes.cli import html_report as report
+from regimes.cli import live as watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController

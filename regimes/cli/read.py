@@ -27,7 +27,7 @@ def watch(
         folder: folder of a run or of many runs.
         once: print the state and end.
     """
-    from regimes.cli.watch import watch_runs as follow
+    from regimes.cli.live import watch_runs as follow
 
     follow(folder, once=once)
 
@@ -190,7 +190,7 @@ def report(
         where: read only runs with this value, e.g. --where optimizer.lr=0.4.
         baseline: schedule that the others are compared with; default all pairs of up to six.
     """
-    from regimes.cli.report import write_report
+    from regimes.cli.html_report import write_report
 
     write_report(records, network, out, baseline, where)
     print(f"{out}: {out.stat().st_size / 1e6:.2f} MB")
@@ -230,7 +230,7 @@ def doctor(
         links: file to write, with the bandwidth and latency within and between the machines of a
             launched group; regimes cost --links reads it.
     """
-    from regimes.cli.doctor import check_records, group_report, print_report
+    from regimes.cli.machine import check_records, group_report, print_report
     from regimes.collectives.launcher import read_launch
 
     alone = read_launch().count == 1

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import regimes
 from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError
-from regimes.cli import report
+from regimes.cli import html_report as report
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.exchange import Exchange

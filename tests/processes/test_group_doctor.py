@@ -14,7 +14,8 @@ from ddp_scripts import group as processes
 
 from regimes import cli
 from regimes.base.errors import ConfigError, TrainingError
-from regimes.cli import doctor, links
+from regimes.cli import links
+from regimes.cli import machine as doctor
 from regimes.collectives.connect import connect_world
 from regimes.cost.job import read_links
 from regimes.cost.network import Network

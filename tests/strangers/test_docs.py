@@ -361,7 +361,7 @@ def test_the_page_says_what_was_recorded() -> None:
 def test_every_public_module_is_in_the_reference_once() -> None:
     pages = "".join(map(text, (DOCS / "reference").glob("*.md")))
     rooms = [mark[2] for mark in generate().MARK.finditer(pages) if mark[1] == "reference"]
-    shown = [name for room in rooms for name in generate().modules(room)]
+    shown = [name for room in " ".join(rooms).split() for name in generate().modules(room)]
     files = [p.relative_to(ROOT).with_suffix("").parts for p in (ROOT / "regimes").rglob("*.py")]
     public = {".".join(parts) for parts in files if not parts[-1].startswith("_")}
     packages = {".".join(parts[:-1]) for parts in files if parts[-1] == "__init__"}

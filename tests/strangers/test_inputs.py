@@ -14,7 +14,7 @@ import regimes
 from regimes.base import inputs
 from regimes.base.config import to_toml
 from regimes.base.errors import RecordError
-from regimes.cli import report
+from regimes.cli import html_report as report
 from regimes.records import check_output, load_all, pack_records
 
 ARCHIVE = Path(__file__).parents[2] / "data/reference/smoke-overlap.tar.xz"

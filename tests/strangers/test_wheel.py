@@ -114,7 +114,7 @@ def test_it_holds_all_modules_and_data_and_claims_three_names(wheel: Path) -> No
         }
         assert files - {"analysis/common/regimes_study.py"} <= {*names}
     data = {f"analysis/data/{path.name}" for path in (ROOT / "analysis/data").iterdir()}
-    assert {"regimes/cli/report/page.html", "regimes/py.typed", *data} <= {*names}
+    assert {"regimes/cli/html_report/page.html", "regimes/py.typed", *data} <= {*names}
     assert wheel.stat().st_size < 1_450_000
 
 

@@ -33,7 +33,7 @@ from analysis.notebook import explorer
 from analysis.paper import figures
 from analysis.rates import quadratic
 from regimes.base.config import DENSE
-from regimes.cli.report import content, pictures
+from regimes.cli.html_report import content, pictures
 from regimes.plotting import canvas, style
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
 from regimes.records import Record, load, load_all

@@ -25,7 +25,7 @@ import regimes
 from regimes.base.config import RunConfig, override_fields
 from regimes.base.config.bounds import check_bounds
 from regimes.base.errors import ConfigError, RecordError
-from regimes.cli.report import render_page
+from regimes.cli.html_report import render_page
 from regimes.compression import REGISTRY
 from regimes.cost.cases import make_cases
 from regimes.cost.methods import parse_method

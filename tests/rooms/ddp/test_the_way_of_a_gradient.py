@@ -17,19 +17,19 @@ import regimes
 HOME = Path(regimes.__file__).parent
 # functions; below each, what it calls on a gradient's way, and where that leads
 DDP = """
-ddp/source.py DDPGradients._receive_bucket
-    self.receiver.add_gradients: ddp/steps.py HookSteps.add_gradients
-ddp/steps.py HookSteps.add_gradients
-    self.add_rows: exchange/exchange.py Exchange.add_rows
-exchange/exchange.py Exchange.add_rows
-    self._mark_complete: exchange/exchange.py Exchange._mark_complete
-exchange/exchange.py Exchange._mark_complete
-    self._exchange_complete: exchange/exchange.py Exchange._exchange_complete
-exchange/exchange.py Exchange._exchange_complete
-    self.exchange_bucket: exchange/exchange.py Exchange.exchange_bucket
-ddp/steps.py HookSteps.exchange_bucket
-    self._reduce_and_write: ddp/steps.py HookSteps._reduce_and_write
-ddp/steps.py HookSteps._reduce_and_write
+hook/ddp/source.py DDPGradients._receive_bucket
+    self.receiver.add_gradients: hook/ddp/steps.py HookSteps.add_gradients
+hook/ddp/steps.py HookSteps.add_gradients
+    self.add_rows: compression/exchange.py Exchange.add_rows
+compression/exchange.py Exchange.add_rows
+    self._mark_complete: compression/exchange.py Exchange._mark_complete
+compression/exchange.py Exchange._mark_complete
+    self._exchange_complete: compression/exchange.py Exchange._exchange_complete
+compression/exchange.py Exchange._exchange_complete
+    self.exchange_bucket: compression/exchange.py Exchange.exchange_bucket
+hook/ddp/steps.py HookSteps.exchange_bucket
+    self._reduce_and_write: hook/ddp/steps.py HookSteps._reduce_and_write
+hook/ddp/steps.py HookSteps._reduce_and_write
     self.reducer.reduce: compression/reducer.py Reducer.reduce
 """
 SIMULATED = """
@@ -38,15 +38,15 @@ training/loop.py _step_together
 training/loop.py take_step
     _finish_step: training/loop.py _finish_step
 training/loop.py _finish_step
-    exchange.add_rows: exchange/exchange.py Exchange.add_rows
-    exchange.finish_transfer: exchange/exchange.py Exchange.finish_transfer
-exchange/exchange.py Exchange.finish_transfer
-    self.wait_for_transfers: exchange/exchange.py Exchange.wait_for_transfers
-exchange/exchange.py Exchange.wait_for_transfers
-    self._exchange_complete: exchange/exchange.py Exchange._exchange_complete
-exchange/exchange.py Exchange._exchange_complete
-    self.exchange_bucket: exchange/exchange.py Exchange.exchange_bucket
-exchange/exchange.py Exchange.exchange_bucket
+    exchange.add_rows: compression/exchange.py Exchange.add_rows
+    exchange.finish_transfer: compression/exchange.py Exchange.finish_transfer
+compression/exchange.py Exchange.finish_transfer
+    self.wait_for_transfers: compression/exchange.py Exchange.wait_for_transfers
+compression/exchange.py Exchange.wait_for_transfers
+    self._exchange_complete: compression/exchange.py Exchange._exchange_complete
+compression/exchange.py Exchange._exchange_complete
+    self.exchange_bucket: compression/exchange.py Exchange.exchange_bucket
+compression/exchange.py Exchange.exchange_bucket
     self.reducer.reduce: compression/reducer.py Reducer.reduce
 """
 BUCKET = """
@@ -71,14 +71,14 @@ collectives/processes.py ProcessWorld.mean_over_workers
     self._wait_for: collectives/processes.py ProcessWorld._wait_for
 """
 FSDP2 = """
-fsdp/collectives.py _ReduceScatter.__call__
-    self.steps.reduce_scatter: fsdp/collectives.py _ModuleCollectives.reduce_scatter
-fsdp/collectives.py _ModuleCollectives.reduce_scatter
-    self.reduce_module: fsdp/collectives.py _ModuleCollectives.reduce_module
-fsdp/collectives.py ModuleSteps.reduce_module
-    reduction.reduce_module: fsdp/reductions.py WholeReduction.reduce_module
-    reduction.reduce_module: fsdp/reductions.py QuantisedReduction.reduce_module
-fsdp/reductions.py WholeReduction.reduce_module
+hook/fsdp/collectives.py _ReduceScatter.__call__
+    self.steps.reduce_scatter: hook/fsdp/collectives.py _ModuleCollectives.reduce_scatter
+hook/fsdp/collectives.py _ModuleCollectives.reduce_scatter
+    self.reduce_module: hook/fsdp/collectives.py _ModuleCollectives.reduce_module
+hook/fsdp/collectives.py ModuleSteps.reduce_module
+    reduction.reduce_module: hook/fsdp/reductions.py WholeReduction.reduce_module
+    reduction.reduce_module: hook/fsdp/reductions.py QuantisedReduction.reduce_module
+hook/fsdp/reductions.py WholeReduction.reduce_module
     reducer.reduce: compression/reducer.py Reducer.reduce
 compression/scatter.py QuantisedScatter.reduce
     self.sum_parts: compression/scatter.py QuantisedScatter.sum_parts

@@ -15,7 +15,7 @@ from configs import smoke
 
 import regimes
 from regimes.base.errors import RecordError
-from regimes.cli.doctor import judge_record
+from regimes.cli.machine import judge_record
 from regimes.policies import make_policy
 from regimes.policies.replay.replay import replay_rule
 from regimes.records import load_all, pack_records, read_lines, splice_phases

@@ -16,7 +16,7 @@ from plain import record as make
 from plain import rising as row
 
 from regimes.base.errors import ConfigError, RecordError
-from regimes.cli.doctor import judge_record
+from regimes.cli.machine import judge_record
 from regimes.records import (
     RecordWriter,
     find_runs,

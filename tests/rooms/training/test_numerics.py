@@ -18,7 +18,7 @@ import torch
 import regimes
 from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError
-from regimes.cli import doctor
+from regimes.cli import machine as doctor
 from regimes.data import classification
 from regimes.instruments.base import EndOfEpochGauge, Reading
 from regimes.records import provenance

@@ -9,8 +9,8 @@ import torch
 from configs import smoke as config
 
 import regimes
-from regimes.cli.report import render_page
-from regimes.cli.watch import watch_runs
+from regimes.cli.html_report import render_page
+from regimes.cli.live import watch_runs
 from regimes.job.run_warnings import run_warnings
 from regimes.search.processes import train_process
 

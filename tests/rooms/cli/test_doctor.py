@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from regimes.base.console.tables import Table
-from regimes.cli import doctor
+from regimes.cli import machine as doctor
 from regimes.data import sources
 
 TWO_LINES = 'raise RuntimeError("operator torchvision::nms does not exist\\n  here is more")\n'

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regimes.base.errors import ConfigError, RecordError
-from regimes.cli import report
-from regimes.cli.report import content
+from regimes.cli import html_report as report
+from regimes.cli.html_report import content
 from regimes.cost.cases import make_cases
 from regimes.cost.network import Network, format_bandwidth
 from regimes.cost.predict import predict_seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regimes.base.errors import RecordError
 from regimes.base.inputs import track_inputs
-from regimes.cli.report import content, pictures
+from regimes.cli.html_report import content, pictures
 from regimes.cost.network import Network
 from regimes.records import select_while_loading, unpack_records, write_notes, write_output
 
@@ -46,7 +46,7 @@ def render_page(
     with select_while_loading(where), unpack_records(records) as root:
         study = content.read_study(root, records)
         environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("regimes.cli.report", "."),
+            loader=jinja2.PackageLoader("regimes.cli.html_report", "."),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,

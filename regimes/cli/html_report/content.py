@@ -18,7 +18,7 @@ from regimes.base.console.progress import track_progress
 from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
 from regimes.base.errors import RecordError, RegimesError
-from regimes.cli.watch import describe_state
+from regimes.cli.live import describe_state
 from regimes.cost.cases import compared_fields, make_cases
 from regimes.cost.network import Network, format_bandwidth
 from regimes.cost.predict import predict_seconds

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from regimes.base.config import DENSE
 from regimes.base.errors import RecordError, RegimesError
-from regimes.cli.report.content import Study, name_unit, shorten_paths
+from regimes.cli.html_report.content import Study, name_unit, shorten_paths
 from regimes.plotting import style
 from regimes.plotting.curves import has_metric
 from regimes.plotting.groups import (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,8 +104,74 @@ def test_one_room_talks_to_torch_distributed() -> None:
         "sharded_models",
     )
     ours = {f"collectives/{name}.py" for name in names}
-    # doctor tries the backends, links times them
-    assert users == {*ours, "cli/machine.py", "cli/links.py"}
+    # private classes of FSDP2; doctor tries the backends, links times them
+    assert users == {*ours, "base/torch_compat.py", "cli/machine.py", "cli/links.py"}
+
+
+NOT_OF_TORCH = {  # private names of other libraries
+    *("_current_frames", "_getframe", "_exit", "_Hash", "_processes"),  # of Python
+    *("_fields", "_asdict"),  # of named tuples
+    *("_model_mapping", "_subplotspec"),  # of transformers, and of matplotlib
+}
+Used = dict[str, set[str]]  # private name: where it is used
+
+
+def private_names(sources: dict[str, str]) -> tuple[Used, Used]:
+    """The private names that some modules use and none of them defines, and those that they write
+    as text: attributes, imports, and words like names."""
+    used: Used = defaultdict(set)
+    written: Used = defaultdict(set)
+    ours: set[str] = set()
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.FunctionDef() | ast.ClassDef():
+                    ours.add(node.name)
+                case ast.Name(ctx=ast.Store()):
+                    ours.add(node.id)
+                case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self")):
+                    ours.add(node.attr)
+                case ast.Attribute():
+                    used[node.attr].add(path)
+                case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
+                    for name in (*module.split("."), *(x.name for x in node.names)):
+                        used[name].add(path)
+                case ast.Import():
+                    for name in ".".join(x.name for x in node.names).split("."):
+                        used[name].add(path)
+                case ast.Constant(value=str(value)) if value.isidentifier():
+                    written[value].add(path)
+    private = [
+        {name: paths for name, paths in names.items() if re.match("_[A-Za-z]", name)}
+        for names in (used, written)
+    ]
+    return {name: paths for name, paths in private[0].items() if name not in ours}, private[1]
+
+
+def torchs_elsewhere(sources: dict[str, str]) -> set[tuple[str, str]]:
+    """Where a private name of torch is used outside of the file for them, or one that this file
+    has is written as text."""
+    here = "base/torch_compat.py"
+    used, written = private_names(sources)
+    theirs = {name for names in private_names({here: sources[here]}) for name in names}
+    found = [(name, used[name]) for name in used.keys() - NOT_OF_TORCH]
+    found += [(name, written[name]) for name in written.keys() & theirs]
+    return {(path, name) for name, paths in found for path in paths - {here}}
+
+
+def test_private_names_of_torch_stand_in_one_file() -> None:
+    root = ROOT / "regimes"
+    sources = {path.relative_to(root).as_posix(): path.read_text() for path in root.rglob("*.py")}
+    assert torchs_elsewhere(sources) == set()
+    for use in (  # the check sees each kind
+        "torch._C._current_graph_task_id()",
+        "from torch.nn.modules.batchnorm import _BatchNorm",
+        "import torch._dynamo",
+        "from torch.utils._pytree import tree_map",
+        "getattr(model, '_orig_mod', model)",
+        "model._a_name_of_tomorrow",
+    ):
+        assert torchs_elsewhere(sources | {"job/new.py": use}), use
 
 
 def test_what_needs_no_torch_imports_none() -> None:

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float, Int64, UInt32
 from torch import Tensor
 
+from regimes.base.torch_compat import foreach_add
+
 Key = str | int
 Seed = int | Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
@@ -103,7 +105,7 @@ def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) 
     flat = torch.empty(2 * sum(counts), device=device)
     counters = torch.arange(1, max(stop for _, stop in words) + 1, device=device).mul_(GOLDEN)
     seeds: Any = [_word(seed) for seed, *_ in wanted]
-    state = torch.cat(torch._foreach_add([counters[a:b] for a, b in words], seeds))
+    state = torch.cat(foreach_add([counters[a:b] for a, b in words], seeds))
     _mix_words(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
     torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
     pieces = zip(flat.split([2 * count for count in counts]), wanted, strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regimes.base.torch_compat import abort_default_group
 from regimes.collectives import devices
 from regimes.collectives.faults import Faults, describe_loss, name_silent
 from regimes.collectives.launcher import Launched, attempt_name, read_launch
@@ -177,4 +178,4 @@ def leave_group(*, at_once: bool = False) -> None:
     if not at_once:
         dist.destroy_process_group()  # of NCCL: it waits for the other processes, dead or not
     elif "nccl" in dist.get_backend_config():
-        dist.distributed_c10d._abort_process_group()
+        abort_default_group()

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Shard
 from regimes.collectives.world import World
@@ -49,7 +49,7 @@ class NodeRows:
         parts, sizes = [x.reshape(-1) for x in rows.values()], [x.numel() for x in whole.values()]
         joined = Comm(self.world).join_shards(parts, chunks, sizes)
         pairs = zip(joined, whole.values(), strict=True)
-        torch._foreach_copy_([*whole.values()], [found.view(x.shape) for found, x in pairs])
+        foreach_copy_([*whole.values()], [found.view(x.shape) for found, x in pairs])
 
     def _shards(self, whole: Mapping[int, Tensor]) -> list[Shard]:
         """Which rows of each layer are this device's; a scalar is one row."""

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regimes.base.errors import TrainingError
+from regimes.base.torch_compat import default_store, nccl_of
 from regimes.collectives.launcher import attempt_name
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -161,12 +162,12 @@ def abort_nccl(groups: Iterable[Group]) -> None:
     for group in groups:
         with contextlib.suppress(RuntimeError, AttributeError):  # it has ended, or has no NCCL
             ours = dist.group.WORLD if group.made is None else group.made()
-            ours._get_backend(torch.device("cuda")).abort()  # type: ignore[union-attr]
+            nccl_of(ours).abort()
 
 
 def job_store(name: str) -> dist.Store:
     """A part of the default group's store; ``name`` is the same on all processes of a group."""
-    return dist.PrefixStore(f"{attempt_name()}/{name}", dist.distributed_c10d._get_default_store())
+    return dist.PrefixStore(f"{attempt_name()}/{name}", default_store())
 
 
 def backend_string(own: str, device: torch.device) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import fsdp_state, mesh_infos, param_groups, place_of, was_gathered
 from regimes.collectives.layers import Shard
 
 if TYPE_CHECKING:
@@ -50,13 +51,12 @@ def divided_dimension(tensor: Tensor) -> int:
 def reduce_within(groups: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
     """Let FSDP2 reduce gradients among the shards of a replica alone, in parameter groups whose
     mesh has replicas, too (HSDP). Returns what `reduce_everywhere` puts back."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
-
+    of_shards, of_replicas = mesh_infos()
     kept = []
     for group in groups:
         info, after = group.mesh_info, group.post_forward_mesh_info
-        if isinstance(info, common.HSDPMeshInfo):
-            inside = common.FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+        if isinstance(info, of_replicas):
+            inside = of_shards(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
             separate = getattr(info, "reduce_scatter_process_group", None)
             if separate is not None:
                 inside.reduce_scatter_process_group = separate
@@ -108,16 +108,9 @@ def fully_shard_calls(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
     found: dict[int, tuple[Any, list[str], Any]] = {}
     for path, module in model.named_modules(remove_duplicate=True):
         if is_divided(module):
-            state = cast("Any", module)._get_fsdp_state()
+            state = fsdp_state(module)
             found.setdefault(id(state), (state, [], module))[1].append(path)
     return list(found.values())
-
-
-def param_groups(state: Any) -> list[Any]:
-    """The parameter groups of a call of ``fully_shard``; torch up to 2.10 keeps one, or None."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def all_param_groups(model: nn.Module) -> list[Any]:
@@ -132,13 +125,13 @@ def current_parameter(fsdp_param: Any) -> Any:
     another has taken its place: a library does that which loads weights into a model that was
     divided on the meta device.
     """
-    return getattr(fsdp_param._module_info.module, fsdp_param._module_info.param_name)
+    return getattr(*place_of(fsdp_param))
 
 
 def has_gradient(group: Any, fsdp_param: Any) -> bool:
     """Will a trained parameter of a group be in its next reduce-scatter? Asked before it, after the
     parameter's part of the backward pass."""
-    if not hasattr(fsdp_param, "_unsharded_param"):  # it was never gathered
+    if not was_gathered(fsdp_param):
         return False
     grads = fsdp_param.unsharded_accumulated_grad, fsdp_param.unsharded_param.grad
     return grads != (None, None) or getattr(group, "reduce_scatter_unused_params", False)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from regimes.base.config.arguments import check_arguments
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import FORWARD_HOOKS, is_compiled, parameter_table
 from regimes.collectives.sharded_models import (
     all_param_groups,
     current_parameter,
@@ -32,8 +33,6 @@ from regimes.collectives.world import World
 
 if TYPE_CHECKING:
     from regimes.collectives.sharded_models import DeviceMesh
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # of a module, those of the user among them
 
 
 @check_arguments("mesh")
@@ -99,7 +98,7 @@ def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             _make_whole(module, replaced, stack)
-        if any(_is_compiled(module) for module in model.modules()):
+        if any(is_compiled(module) for module in model.modules()):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
@@ -138,11 +137,12 @@ def _check_division(model: nn.Module, groups: Sequence[Sequence[tuple[Any, Any]]
 
 def _make_whole(module: nn.Module, replaced: dict[int, nn.Parameter], stack: ExitStack) -> None:
     """Give a module whole weights and take FSDP2's hooks from it, until the stack is left."""
-    for name, now in [*module._parameters.items()]:
+    table = parameter_table(module)
+    for name, now in [*table.items()]:
         if id(now) in replaced:
-            module._parameters[name] = replaced[id(now)]
-            stack.callback(module._parameters.__setitem__, name, now)
-    for kind in _HOOKS:
+            table[name] = replaced[id(now)]
+            stack.callback(table.__setitem__, name, now)
+    for kind in FORWARD_HOOKS:  # those of the user among them
         hooks = getattr(module, kind)
         own = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
         if len(own) < len(hooks):
@@ -152,7 +152,3 @@ def _make_whole(module: nn.Module, replaced: dict[int, nn.Parameter], stack: Exi
 
 def _is_of_torch(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
-
-
-def _is_compiled(module: Any) -> bool:
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")

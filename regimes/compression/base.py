@@ -24,6 +24,7 @@ from regimes.base.capabilities import (
 )
 from regimes.base.config import DENSE, AnyLevel, Bounded, ByName, FeedbackLevel, GivenLevel, Level
 from regimes.base.errors import ConfigError, require
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket, State
@@ -223,7 +224,7 @@ class Compressor(Bounded, ABC):
         if not bucket.feedback:
             return
         if new := [i for i, state in enumerate(bucket.states) if state.residual is None]:
-            torch._foreach_copy_([deltas[i] for i in new], [matrices[i] for i in new])
+            foreach_copy_([deltas[i] for i in new], [matrices[i] for i in new])
             for i in new:
                 self.begin_residual(bucket.states[i])
         for state, delta in zip(bucket.states, deltas, strict=True):

@@ -18,6 +18,7 @@ from torch import Tensor
 from regimes.base.config import DENSE, ByName, GivenLevel, Level
 from regimes.base.errors import ConfigError, require
 from regimes.base.precision import HALF
+from regimes.base.torch_compat import foreach_div, foreach_norm
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
@@ -71,8 +72,8 @@ def _mean_magnitudes(
     if not on_gpu(layers[0]):
         return torch.stack([layer.abs().mean(1) for layer in layers], dim=1)
     rows = [row for layer in layers for row in layer]
-    sums = torch._foreach_norm(rows, 1)
-    means = torch.stack(torch._foreach_div(sums, [float(len(row)) for row in rows]))
+    sums = foreach_norm(rows, 1)
+    means = torch.stack(foreach_div(sums, [float(len(row)) for row in rows]))
     return means.view(len(layers), -1).T
 
 

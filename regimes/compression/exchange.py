@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.base.config import AnyLevel
+from regimes.base.torch_compat import foreach_add_, foreach_norm
 from regimes.collectives.layers import MARKS, NO_LAYER
 from regimes.compression.background import Background
 from regimes.compression.base import Compressor
@@ -293,7 +294,7 @@ def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
     """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
     at the entries, the host would have to wait."""
     if on_gpu(tensors[0]):
-        return 0 * torch.stack(torch._foreach_norm([*tensors], 1)).sum()
+        return 0 * torch.stack(foreach_norm([*tensors], 1)).sum()
     total = torch.stack([t.sum() for t in tensors]).sum()
     if not bool(total.isfinite()):
         finite = all(bool(t.isfinite().all()) for t in tensors)
@@ -332,7 +333,7 @@ def flag_of_updates(
     for i in layers:
         compressor, level = reducer.at(i, levels[i])
         probes.append(compressor.finite_probe(updates[i], reducer.states[i], level))
-    total = torch.stack(torch._foreach_norm(probes, 1)).sum()
+    total = torch.stack(foreach_norm(probes, 1)).sum()
     # A sum may overflow where its numbers do not, and their product where they do not.
     if bool(total.isfinite()):
         return total, True
@@ -344,7 +345,7 @@ def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> 
     """Fill tensors where the flag, 0 or NaN, is not finite. On a GPU the host does not ask whether
     it is."""
     if on_gpu(flag) and value != value:
-        torch._foreach_add_([*tensors], flag)  # in few launches
+        foreach_add_([*tensors], flag)  # in few launches
         return
     broken = ~flag.isfinite()
     if not on_gpu(flag) and not broken:

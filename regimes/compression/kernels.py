@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.base.seeding import Seed, SeedTable, draw_uniform
+from regimes.base.torch_compat import foreach_add_, foreach_copy_, foreach_mul_, foreach_sub_
 
 T = TypeVar("T")
 Entries = Sequence[tuple[Tensor, ...]]
@@ -120,11 +121,11 @@ def add_(entries: Sequence[Owed]) -> None:
         return
     moved = [(room, residual) for residual, _, _, room in entries if room is not residual]
     if moved:
-        torch._foreach_copy_([room for room, _ in moved], [residual for _, residual in moved])
+        foreach_copy_([room for room, _ in moved], [residual for _, residual in moved])
     _, gradients, factors, rooms = zip(*entries, strict=True)
     if any(factor != 1 for factor in factors):
-        torch._foreach_mul_(rooms, factors)
-    torch._foreach_add_(rooms, gradients)
+        foreach_mul_(rooms, factors)
+    foreach_add_(rooms, gradients)
 
 
 def sub_(entries: Entries) -> list[Tensor]:
@@ -132,9 +133,9 @@ def sub_(entries: Entries) -> list[Tensor]:
     deltas, sent = [delta for delta, _ in entries], [sent for _, sent in entries]
     if on_gpu(deltas[0]):  # where foreach shares a launch only among equal shapes
         rows = [row for x, delta in zip(sent, deltas, strict=True) for row in x.expand_as(delta)]
-        torch._foreach_sub_([row for delta in deltas for row in delta], rows)
+        foreach_sub_([row for delta in deltas for row in delta], rows)
     else:
-        torch._foreach_sub_(deltas, sent)
+        foreach_sub_(deltas, sent)
     return deltas
 
 
@@ -210,7 +211,7 @@ def subtract_from_(stacks: Sequence[Stack], products: Sequence[Float[Tensor, "_ 
     launches for all; of one that all workers share, L is 1."""
     if all(stack.alone is not None and stack.is_view for stack in stacks):
         matrices = [stack.alone for stack in stacks if stack.alone is not None]
-        torch._foreach_sub_(matrices, [x[:, 0] for x in products])
+        foreach_sub_(matrices, [x[:, 0] for x in products])
         return
     pairs = zip(stacks, products, strict=True)
     sub_([each for stack, x in pairs for each in zip(stack.parts, x.unbind(), strict=True)])
@@ -392,7 +393,7 @@ class Padded:
 
     def orthonormalise(self, stacks: Sequence[Tensor]) -> list[Tensor]:
         """See ``in_batches``."""
-        torch._foreach_copy_(self.places, [*stacks])
+        foreach_copy_(self.places, [*stacks])
         a = self.room / torch.linalg.matrix_norm(self.room, keepdim=True).clamp_min_(1e-300)
         a.diagonal(dim1=1, dim2=2).add_(self.tiny)
         if self.one is not None:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from regimes.base.seeding import Seed, draw_uniform, fill_uniform
+from regimes.base.torch_compat import foreach_copy_, foreach_sub_, foreach_zero_
 from regimes.compression.kernels import cache_tensors, on_gpu
 
 Wanted = tuple[Seed, int, int]  # see `draw_uniform`
@@ -58,9 +59,9 @@ class Layout:
     ) -> None:
         """Copy layers to their places, with zeros between them."""
         if gaps := [*self._gaps(into)]:
-            torch._foreach_zero_(gaps)
+            foreach_zero_(gaps)
         theirs, ours = zip(*self._pairs(layers, into), strict=True)
-        torch._foreach_copy_(ours, theirs)
+        foreach_copy_(ours, theirs)
 
     def collect(
         self, values: Float[Tensor, "1 owners width"], into: Float[Tensor, "1 N"]
@@ -71,7 +72,7 @@ class Layout:
             return [values[0, 0, start : start + size] for start, size in parts]
         layers = into.split([*self.sizes], dim=1)
         theirs, ours = zip(*self._pairs(layers, values), strict=True)
-        torch._foreach_copy_(theirs, ours)
+        foreach_copy_(theirs, ours)
         return [layer[0] for layer in layers]
 
     def joined(
@@ -87,7 +88,7 @@ class Layout:
             if not (here := [*self.segments(first, stop)]):
                 continue
             starts = [self.starts[i] - first for i, _ in here]
-            torch._foreach_copy_(
+            foreach_copy_(
                 [layers[i][a:b] for i, (a, b) in here],
                 [numbers[s + a : s + b] for s, (_, (a, b)) in zip(starts, here, strict=True)],
             )
@@ -100,7 +101,7 @@ class Layout:
     ) -> None:
         """Subtract from layers what lies at their places."""
         theirs, ours = zip(*self._pairs(layers, values), strict=True)
-        torch._foreach_sub_(theirs, ours)
+        foreach_sub_(theirs, ours)
 
     def segments(self, first: int, stop: int) -> Iterator[tuple[int, Span]]:
         """The layers that have numbers in these columns, and which of a part's numbers they are."""
@@ -168,7 +169,7 @@ class Layout:
         zero = {4: 7 + 16 * 7, 8: 127}.get(bits, 0)
         wire = kept.new_full((*kept.shape[:-1], packed), zero)
         pieces = kept.split([b - a for a, b in spans], dim=-1)
-        torch._foreach_copy_([wire[..., a:b] for a, b in spans], pieces)
+        foreach_copy_([wire[..., a:b] for a, b in spans], pieces)
         return wire
 
     def _spans(self, bits: int, packed: int) -> list[Span]:
@@ -228,7 +229,7 @@ class Spread:
         if not here:
             return into
         starts = [self.plan.starts[i] - first for i, _ in here]
-        torch._foreach_copy_(
+        foreach_copy_(
             [into[:, s + a : s + b] for s, (_, (a, b)) in zip(starts, here, strict=True)],
             [self.layers[i][:, a:b] for i, (a, b) in here],
         )
@@ -299,4 +300,4 @@ def draw_noise(noises: Sequence[Noise]) -> None:
         for wanted, place in noise.wanted(0, noise.plan.width):
             asked.append(wanted)
             places.append(noise.drawn[place])
-    torch._foreach_copy_(places, draw_uniform(asked, noises[0].like.device))
+    foreach_copy_(places, draw_uniform(asked, noises[0].like.device))

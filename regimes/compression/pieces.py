@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.layers import Piece
 from regimes.compression.all_reduce import (
     Added,
@@ -149,7 +150,7 @@ class Pieces:
             starts = zip(self.plan.starts, self.plan.sizes, strict=True)
             ours += [rows[:, x] for x in self.rounded]
             theirs += [rounded[:, start : start + size] for start, size in starts]
-        torch._foreach_copy_(ours, theirs)
+        foreach_copy_(ours, theirs)
         return rows
 
 

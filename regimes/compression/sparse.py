@@ -19,6 +19,7 @@ from torch import Tensor
 from regimes.base.config import DENSE, ByName, GivenLevel, Level
 from regimes.base.errors import require
 from regimes.base.seeding import BLOCK, Seed, draw_uniform, halves_of_words
+from regimes.base.torch_compat import foreach_add, foreach_mul
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
@@ -153,7 +154,7 @@ def scatter_sum(
     flat = entries[0][1].new_zeros(ends[-1])
     too_wide = ends[-1] > torch.iinfo(torch.int32).max  # for indices that come as int32
     indices_by_layer = [entry[0].long() if too_wide else entry[0] for entry in entries]
-    places = torch.cat(torch._foreach_add(indices_by_layer, ends[:-1]), dim=1)
+    places = torch.cat(foreach_add(indices_by_layer, ends[:-1]), dim=1)
     rows = torch.cat([entry[1] for entry in entries], dim=1)
     for index, row in zip(places, rows, strict=True):
         flat.index_add_(0, index, row, alpha=entries[0][2])
@@ -177,7 +178,7 @@ class RandomK(Sparsifier):
         seeds = [state.seeds("random-k")[0] for state in bucket.states]
         chosen = _draw_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
         starts = [*accumulate(sizes, initial=0)]
-        places = torch.cat(torch._foreach_add(chosen, starts[:-1]))
+        places = torch.cat(foreach_add(chosen, starts[:-1]))
         if bucket.feedback:
             (mean,) = comm.mean([bucket.whole[:, places]], bucket.shares(kept))
             bucket.whole.index_fill_(1, places, 0)
@@ -185,7 +186,7 @@ class RandomK(Sparsifier):
             values = [x[:, index] for x, index in zip(flat, chosen, strict=True)]
             (mean,) = comm.mean([torch.cat(values, dim=1)], bucket.shares(kept))
             factors = [size / k for size, k in zip(sizes, kept, strict=True)]
-            mean = torch.cat(torch._foreach_mul(mean.split(kept), factors))
+            mean = torch.cat(foreach_mul(mean.split(kept), factors))
         update = mean.new_zeros(starts[-1])
         update[places] = mean
         return update.split(sizes)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regimes.base.config import AnyLevel
 from regimes.base.reduction import Batch, Loss
+from regimes.base.torch_compat import foreach_add, foreach_norm
 from regimes.collectives.comm import signals
 from regimes.collectives.layers import Layer
 from regimes.collectives.whole import whole_weights
@@ -208,7 +209,7 @@ def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> 
             allocator keeps memory, and one call adds all.
     """
     if not room or sums[0].device.type != "cpu":
-        return list(torch._foreach_add(sums, list(more)))
+        return list(foreach_add(sums, list(more)))
     return [torch.add(a, b, out=c) for a, b, c in zip(sums, more, room, strict=True)]
 
 
@@ -218,4 +219,4 @@ def divide_or_nan(above: float, below: float) -> float:
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Float[Tensor, " n"]:
-    return torch.stack(torch._foreach_norm(list(tensors))).double().square()
+    return torch.stack(foreach_norm(list(tensors))).double().square()

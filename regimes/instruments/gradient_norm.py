@@ -29,6 +29,7 @@ from regimes.base.capabilities import (
     WORKER_GRADIENTS,
 )
 from regimes.base.config import Signal
+from regimes.base.torch_compat import foreach_add_, foreach_norm, foreach_sub
 from regimes.collectives.comm import signals
 from regimes.instruments.base import (
     MeasurementContext,
@@ -105,7 +106,7 @@ class NormsGauge(StatelessGauge):
             self.sums = {**self.sums, name: add_sums(sums, tensors, self._room.get(name, []))}
             self._room = {**self._room, name: sums}
         else:
-            torch._foreach_add_(self.sums[name], tensors)
+            foreach_add_(self.sums[name], tensors)
 
     def revert(self, before: Mapping[str, list[Tensor]], layers: Collection[int]) -> None:
         """Take the last step back for some layers; ``before`` has the sums before it."""
@@ -124,11 +125,11 @@ class NormsGauge(StatelessGauge):
 
     def _norms(self, reading: str) -> Float[Tensor, " layers"]:
         if reading == "update":
-            return self._of_whole(torch.stack(torch._foreach_norm(self.sums["update"])))
+            return self._of_whole(torch.stack(foreach_norm(self.sums["update"])))
         if reading == "global":
             (total,) = self.sums["global"]
             means = self._means(total[None].split(self.sizes, 1))
-            return self._of_whole(torch.stack(torch._foreach_norm(means)))
+            return self._of_whole(torch.stack(foreach_norm(means)))
         if reading == "local-mean":
             return torch.stack(self._mean_squares()).sqrt()
         device = getattr(self.world, "device", torch.device("cpu"))
@@ -189,9 +190,9 @@ class Movement:
 
     def read(self) -> dict[str, list[float]]:
         """Both readings per layer; the next unit begins."""
-        moved = list(torch._foreach_sub([p.detach() for p in self.parameters], self.start))
+        moved = list(foreach_sub([p.detach() for p in self.parameters], self.start))
         for i, decayed in self.decayed.items():
             moved[i] += decayed
-        norms = torch.stack(torch._foreach_norm(moved)).tolist()
+        norms = torch.stack(foreach_norm(moved)).tolist()
         rates, self.start, self.rates = self.rates, [], 0.0
         return {"movement": norms, "movement/lr": [divide_or_nan(norm, rates) for norm in norms]}

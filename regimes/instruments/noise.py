@@ -20,6 +20,7 @@ from regimes.base.capabilities import (
 )
 from regimes.base.config import Bounded
 from regimes.base.config.bounds import Count
+from regimes.base.torch_compat import foreach_add_
 from regimes.collectives.comm import signals
 from regimes.instruments.base import (
     MeasurementContext,
@@ -149,7 +150,7 @@ class MsdrGauge(StatelessGauge):
                 self.sums = add_sums(before, updates, self.room)
                 self.room = before
             else:
-                torch._foreach_add_(self.sums, list(updates))
+                foreach_add_(self.sums, list(updates))
             self.squares = self.squares + squares
         else:
             self.sums, self.squares = [update.clone() for update in updates], squares

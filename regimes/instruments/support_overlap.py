@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.base.config import Bounded, Bounds
 from regimes.base.config.bounds import Count
 from regimes.base.errors import ConfigError, TrainingError, require
 from regimes.base.reduction import Batch
 from regimes.base.seeding import derive_seed, seed_generators
+from regimes.base.torch_compat import BatchNorm
 from regimes.collectives.comm import signals
 from regimes.compression.sparse import num_kept, top_indices
 from regimes.instruments.base import EndOfEpochGauge, MeasurementContext, Reading
@@ -207,7 +207,7 @@ def train_on_batch_statistics(model: nn.Module) -> None:
     """
     model.train()
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             module.eval()
             module.running_mean = module.running_var = None
 

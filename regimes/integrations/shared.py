@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest
+from regimes.base.torch_compat import uncompiled
 from regimes.collectives.launcher import read_launch
 from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
 from regimes.hook.attaching import attach, attach_shards
@@ -141,7 +142,7 @@ def wrapped_model(model: nn.Module) -> tuple[nn.Module, Any]:
     Raises:
         ConfigError: neither has wrapped it.
     """
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         return inner, None
     network, mesh = find_divided(inner)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regimes import policies
 from regimes.base.config import Signal
 from regimes.base.errors import ConfigError, RecordError, RegimesError
+from regimes.base.torch_compat import uncompiled
 from regimes.collectives.claims import Claims
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
@@ -304,7 +305,7 @@ class AttachedJob(Job):
             "workers": world.workers,
             "batch_size": options.batch_size,
             "data": {"name": options.data},
-            "model": {"name": _model_name(getattr(network, "_orig_mod", network))},
+            "model": {"name": _model_name(uncompiled(network))},
             "optimizer": (describe_optimizer(optimizer) if optimizer else {"name": None})
             | {"lr": None, "schedule": None},  # the rates are those of the rows
             "dtype": str(world.meter.dtype).removeprefix("torch."),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
 from regimes.base.fingerprint import fingerprint
+from regimes.base.torch_compat import parameter_table, place_of
 from regimes.collectives.agreement import Weights
 from regimes.collectives.sharded_models import (
     all_param_groups,
@@ -116,8 +117,8 @@ def _divided_rows(network: nn.Module) -> dict[str, Any]:
     names = {
         (id(module), own): f"{path}.{own}" if path else own
         for path, module in network.named_modules()
-        for own in module._parameters
+        for own in parameter_table(module)
     }
     rows = [row for group in groups for row in group.fsdp_params]
-    places = [(id(row._module_info.module), row._module_info.param_name) for row in rows]
+    places = [(id(module), own) for module, own in map(place_of, rows)]
     return {names[place]: row for place, row in zip(places, rows, strict=True) if place in names}

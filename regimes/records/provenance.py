@@ -155,8 +155,10 @@ def _describe_gpu() -> dict[str, Any]:
     """The current GPU, its libraries, and `find_peers`."""
     import torch
 
+    from regimes.base.torch_compat import has_nccl
+
     cudnn = torch.backends.cudnn.version()
-    nccl = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else None
+    nccl = torch.cuda.nccl.version() if has_nccl() else None
     return {
         "name": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,

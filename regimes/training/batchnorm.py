@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
-_KNOWN = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+from regimes.base.torch_compat import BatchNorm, foreach_add_, foreach_copy_
+
+_KNOWN = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 class PerWorkerBatchNorm:
@@ -28,19 +29,19 @@ class PerWorkerBatchNorm:
 
     def __init__(self, model: nn.Module) -> None:
         # a class with a forward of its own normalises in another way
-        found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        found = [module for module in model.modules() if isinstance(module, BatchNorm)]
         self.layers = [bn for bn in found if type(bn).forward in _KNOWN]
         self.groups, self.update = 1, False
         self._recomputes = False
-        self._scales: dict[_BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
+        self._scales: dict[BatchNorm, list[Tensor]] = {}  # weight and bias, once per worker
         # running mean and variance of all groups, [groups * C]; only worker 0's, the first C, count
-        self._running: dict[_BatchNorm, list[Tensor]] = {}
-        self._first: dict[_BatchNorm, list[Tensor]] = {}  # these first C, views
-        self._used: list[_BatchNorm] = []  # layers in this pass whose statistics are updated
+        self._running: dict[BatchNorm, list[Tensor]] = {}
+        self._first: dict[BatchNorm, list[Tensor]] = {}  # these first C, views
+        self._used: list[BatchNorm] = []  # layers in this pass whose statistics are updated
         for layer in self.layers:
             original = layer.forward
 
-            def forward(x: Tensor, bn: _BatchNorm = layer, original: Any = original) -> Tensor:
+            def forward(x: Tensor, bn: BatchNorm = layer, original: Any = original) -> Tensor:
                 return self._normalise(bn, x) if bn.training else original(x)
 
             layer.forward = forward  # type: ignore[method-assign, assignment]
@@ -72,13 +73,13 @@ class PerWorkerBatchNorm:
             self._store_running()
         self._recomputes = True
 
-    def _repeat_scales(self) -> dict[_BatchNorm, list[Tensor]]:
+    def _repeat_scales(self) -> dict[BatchNorm, list[Tensor]]:
         """Weight and bias once per worker, of layers with equally many channels together."""
-        alike: dict[int, list[_BatchNorm]] = {}
+        alike: dict[int, list[BatchNorm]] = {}
         for bn in self.layers:
             if bn.affine:
                 alike.setdefault(bn.num_features, []).append(bn)
-        scales: dict[_BatchNorm, list[Tensor]] = {}
+        scales: dict[BatchNorm, list[Tensor]] = {}
         for layers in alike.values():
             both: list[Tensor] = [*(bn.weight for bn in layers), *(bn.bias for bn in layers)]
             rows = torch.stack(both).repeat(1, self.groups).unbind()
@@ -95,21 +96,21 @@ class PerWorkerBatchNorm:
                 made = self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
                 self._first[bn] = [t[: bn.num_features] for t in made]
         if tracked:
-            torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
+            foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
 
     def _store_running(self) -> None:
         """Copy the updated statistics of worker 0 into the layers."""
         used = list(dict.fromkeys(self._used))
         counts = [cast(Tensor, bn.num_batches_tracked) for bn in used if bn.momentum is not None]
         if counts:
-            torch._foreach_add_(counts, 1)
+            foreach_add_(counts, 1)
         if self.groups > 1 and used:
-            torch._foreach_copy_(_all_running(used), self._of_worker_0(used))
+            foreach_copy_(_all_running(used), self._of_worker_0(used))
 
-    def _of_worker_0(self, layers: list[_BatchNorm]) -> list[Tensor]:
+    def _of_worker_0(self, layers: list[BatchNorm]) -> list[Tensor]:
         return [t for bn in layers for t in self._first[bn]]
 
-    def _normalise(self, bn: _BatchNorm, x: Tensor) -> Tensor:
+    def _normalise(self, bn: BatchNorm, x: Tensor) -> Tensor:
         """BatchNorm of ``groups`` interleaved batches, as one of groups * C channels."""
         running: list[Any] = [None, None]
         factor = 0.0
@@ -128,7 +129,7 @@ class PerWorkerBatchNorm:
             F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x
         )
 
-    def _start_update(self, bn: _BatchNorm) -> float:
+    def _start_update(self, bn: BatchNorm) -> float:
         """The weight of this batch in the running statistics of a layer."""
         self._used.append(bn)
         if bn.momentum is None:  # they are the mean over all batches so far
@@ -136,11 +137,11 @@ class PerWorkerBatchNorm:
         return bn.momentum
 
 
-def _running_tensors(bn: _BatchNorm) -> list[Tensor]:
+def _running_tensors(bn: BatchNorm) -> list[Tensor]:
     return [cast(Tensor, bn.running_mean), cast(Tensor, bn.running_var)]
 
 
-def _all_running(layers: list[_BatchNorm]) -> list[Tensor]:
+def _all_running(layers: list[BatchNorm]) -> list[Tensor]:
     return [t for bn in layers for t in _running_tensors(bn)]
 
 

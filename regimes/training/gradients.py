@@ -21,6 +21,7 @@ from regimes.base.errors import ConfigError, TrainingError, unexpected_value
 from regimes.base.precision import is_half
 from regimes.base.reduction import CarryingLoss, Loss, SampleMean, Share
 from regimes.base.seeding import derive_seed, seed_generators
+from regimes.base.torch_compat import compile_errors, version_of
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.training.batchnorm import PerWorkerBatchNorm
@@ -159,7 +160,7 @@ class Gradients:
             self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
-        before = [_versions(row) for row in self._rows]
+        before = [[*map(version_of, row)] for row in self._rows]
         count = x.shape[1]
         size = self.micro_batch or count
         firsts = range(0, count, size)
@@ -176,7 +177,7 @@ class Gradients:
                 raise
         self._final_backward = False
         self.unused = [
-            {i for i, (old, new) in enumerate(zip(was, _versions(row), strict=True)) if old == new}
+            {i for i, tensor in enumerate(row) if version_of(tensor) == was[i]}
             for was, row in zip(before, self._rows, strict=True)
         ]
         for layer in [*self._to_widen]:
@@ -252,7 +253,7 @@ class Gradients:
             with torch.random.fork_rng(gpus), self.batchnorm.set_pass(groups, update=False):
                 loss = self.loss(self.network, x, y)
                 torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except compile_errors() as error:
             reason = str(error).strip().splitlines()[0]
             raise unexpected_value(
                 "compile", True, f"a model that torch can compile: {reason}"
@@ -305,11 +306,6 @@ def layer_table(model: nn.Module) -> list[Layer]:
                 "leave it out, or build it larger"
             )
     return layers
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was written to."""
-    return [tensor._version for tensor in tensors]
 
 
 def set_gradients(

@@ -34,6 +34,7 @@ from torch import Tensor
 from regimes.base.config import AnyLevel
 from regimes.base.errors import ConfigError
 from regimes.base.seeding import SeedTable
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.meter import Meter
 from regimes.compression.bucket import State
 from regimes.compression.kernels import hold_cached_tensors
@@ -268,7 +269,7 @@ def _copy_moved(places: list[Tensor], values: list[Tensor]) -> None:
     """Copy what is not in its place."""
     pairs = zip(places, values, strict=True)
     if moved := [pair for pair in pairs if pair[0].data_ptr() != pair[1].data_ptr()]:
-        torch._foreach_copy_([place for place, _ in moved], [value for _, value in moved])
+        foreach_copy_([place for place, _ in moved], [value for _, value in moved])
 
 
 def _remembered(state: State) -> dict[str, Any]:

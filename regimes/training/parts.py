@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from regimes.base import reduction
 from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError, unexpected_value
 from regimes.base.precision import is_half
 from regimes.base.reduction import Coupled, SampleMean
+from regimes.base.torch_compat import BatchNorm
 from regimes.data.models.copies import copy_model
 from regimes.data.task import Batches, Task
 from regimes.training.modes import training_copy
@@ -51,7 +51,7 @@ def check_parts(config: RunConfig, task: Task, model: nn.Module, batches: Batche
 def check_batch_of_one(config: RunConfig, model: nn.Module, batches: Batches) -> None:
     """Raise ConfigError where a pass of a worker is of a single sample, and the model has a
     BatchNorm that cannot normalise it."""
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if not any(isinstance(module, BatchNorm) for module in model.modules()):
         return
     for size in {config.batch_size, *_batch_sizes(config).values()}:
         own = batches if size == config.batch_size else batches.rebatched(size)

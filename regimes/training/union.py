@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from regimes.base.reduction import Loss, nudge_parameters
 from regimes.base.seeding import preserve_streams, read_streams
+from regimes.base.torch_compat import has_hooks, version_of
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.modes import training_copy
 
@@ -45,7 +46,7 @@ def one_pass_serves(
         x, y: of some workers, ``[L, b, ...]``.
         samples: of all workers in a step, as numbers of ``dtype``.
     """
-    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+    if any(map(has_hooks, model.parameters())):
         return False  # a copy has none of them
     x, y = x[:TRIED, :TRIED], y[:TRIED, :TRIED]
     tried = len(x) * x.shape[1]
@@ -141,7 +142,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             self.named[id(value)] = value
-            return id(value), value._version
+            return id(value), version_of(value)
         if not isinstance(value, _NAMED):
             return None
         seen = id(value) in self.named

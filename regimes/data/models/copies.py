@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import MODULE_TABLES
 
 REMEDY = "remove it before, or give its class a __deepcopy__"
 
@@ -53,7 +54,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """What modules keep beside parameters, buffers and modules, by its name."""
     for path, module in model.named_modules():
         for own, value in vars(module).items():
-            if own not in ("_parameters", "_buffers", "_modules"):
+            if own not in MODULE_TABLES:
                 yield f"{path}.{own}" if path else own, value
 
 

@@ -18,6 +18,7 @@ from torch.backends import cudnn
 from torch.nn import functional as F
 
 from regimes.base.precision import is_half
+from regimes.base.torch_compat import flatten_lstm_weights
 
 Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch width"]]
 
@@ -50,7 +51,7 @@ class Layers(nn.LSTM):
                 kind = cudnn.rnn.get_cudnn_mode(self.mode)
                 sizes = weights[0].shape[1], kind, self.hidden_size, 0, 1
                 with torch.no_grad(), torch.cuda.device_of(weights[0]):
-                    torch._cudnn_rnn_flatten_weight((*weights,), 4, *sizes, True, False)
+                    flatten_lstm_weights((*weights,), 4, *sizes, True, False)
 
 
 @contextmanager

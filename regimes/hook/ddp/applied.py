@@ -20,6 +20,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from regimes.base.torch_compat import foreach_norm, own_part, version_of
+
 UNKNOWN = (
     "gradients were exchanged and then cleared, and no optimiser has stepped in between: what "
     "compression held back of them will be sent with later steps. Pass the optimiser, attach(..., "
@@ -88,7 +90,7 @@ class AppliedSteps:
         """
         self.elsewhere = False
         self._marks = [[_read_version(p.grad) for p in several] for several in self.parameters]
-        self._versions = [[p._version for p in several] for several in self.parameters]
+        self._versions = [[version_of(p) for p in several] for several in self.parameters]
         # of layers that no optimiser of torch is known to step; no other is asked for its numbers
         unknown = [i for i in range(len(self.parameters)) if asks and i not in self.known]
         every = [(i, p) for i in unknown for p in self.parameters[i]]
@@ -107,7 +109,7 @@ class AppliedSteps:
         gone = {i: self._count_missing(i) for i in others}
         written = {i: changed for i in others if (changed := self._find_overwritten(i))}
         flat = [tensor for tensors in written.values() for tensor in tensors]
-        sizes = iter(torch.stack(torch._foreach_norm(flat, torch.inf)).tolist() if flat else ())
+        sizes = iter(torch.stack(foreach_norm(flat, torch.inf)).tolist() if flat else ())
         zeros = {i: sum(not next(sizes) for _ in tensors) for i, tensors in written.items()}
         found = {i for i in others if gone[i] + zeros.get(i, 0) == len(self.parameters[i])}
         if others and len(found) == len(others):
@@ -117,20 +119,20 @@ class AppliedSteps:
     def _count_missing(self, layer: int) -> int:
         """How many gradients are None, or have no number here."""
         grads = [p.grad for p in self.parameters[layer]]
-        return sum(g is None or not _local_gradient(g).numel() for g in grads)
+        return sum(g is None or not own_part(g).numel() for g in grads)
 
     def _find_overwritten(self, layer: int) -> list[Tensor]:
         """The gradients that were replaced or written to, as far as they are here."""
         pairs = zip(self.parameters[layer], self._marks[layer], strict=True)
         grads = [p.grad for p, mark in pairs if _read_version(p.grad) != mark]
-        return [_local_gradient(g) for g in grads if g is not None and _local_gradient(g).numel()]
+        return [own_part(g) for g in grads if g is not None and own_part(g).numel()]
 
     def has_moved(self, layers: Collection[int]) -> bool:
         """Has anything written to a parameter of these layers since ``note_exchange``, such as a
         step written by hand? Steps through ``p.data`` or numpy, and fused ones, leave no version:
         they show in some of the numbers."""
         written = any(
-            p._version != version
+            version_of(p) != version
             for i in layers
             for p, version in zip(self.parameters[i], self._versions[i], strict=True)
         )
@@ -177,25 +179,17 @@ def _call_if_alive(who: weakref.ref[AppliedSteps], what: Any, *call: Any) -> Non
         what(applied, *call)
 
 
-def _local_gradient(gradient: Any) -> Tensor:
-    """The part of a gradient that is on this process."""
-    if type(gradient) is Tensor:  # to miss an attribute costs more than all the rest
-        return gradient
-    part: Tensor = getattr(gradient, "_local_tensor", gradient)
-    return part
-
-
 def _first_numbers(parameter: Any) -> Tensor:
     """Some numbers of the part of a parameter that is on this process."""
-    return _local_gradient(parameter).detach().reshape(-1)[: SAMPLED[1]]
+    return own_part(parameter).detach().reshape(-1)[: SAMPLED[1]]
 
 
 def _read_version(gradient: Any) -> tuple[int, int] | None:
     """Changes if a gradient is replaced or written to."""
     if gradient is None:
         return None
-    part = _local_gradient(gradient)
-    return part.data_ptr(), part._version
+    part = own_part(gradient)
+    return part.data_ptr(), version_of(part)
 
 
 def remove_hooks(handles: Sequence[RemovableHandle]) -> None:

@@ -18,6 +18,8 @@ from weakref import ref
 import torch
 from torch.amp import GradScaler
 
+from regimes.base.torch_compat import has_scaled, has_unscaled
+
 _LATE = 64  # passes without a step that is seen: several may be exchanged for each step
 
 UNKNOWN = (
@@ -82,8 +84,7 @@ class LossScale:
         found = _stepping_scaler(sys._getframe(1))
         if found is None:  # a script that has called unscale_() may step by itself
             known = [scaler] if self.certain else _used_scalers()
-            marks = "_per_optimizer_states"
-            found = next((x for x in known if id(optimizer) in getattr(x, marks, ())), None)
+            found = next((x for x in known if has_unscaled(x, optimizer)), None)
         self.certain, self.doubtful = True, False
         if found is scaler:
             return 1.0
@@ -109,4 +110,4 @@ def _used_scalers() -> list[GradScaler]:
     for kind in kinds:
         kinds += kind.__subclasses__()
     found = [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
-    return [one for one in found if one.is_enabled() and one._scale is not None]
+    return [one for one in found if one.is_enabled() and has_scaled(one)]

@@ -20,6 +20,16 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes.base.capabilities import Mode
 from regimes.base.errors import ConfigError
 from regimes.base.precision import HALF
+from regimes.base.torch_compat import (
+    COMPILED,
+    allows_uneven_inputs,
+    comm_hooks,
+    queue_callback,
+    reduces_in_python,
+    tensor_parallel_part,
+    uncompiled,
+    used_parameters,
+)
 from regimes.collectives.group import on_group, on_nodes
 from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
@@ -112,7 +122,7 @@ class DDPGradients:
         self.parameters = _ddp_parameters(ddp)
         self.ignored: Collection[str] = frozenset(ddp.parameters_to_ignore)
         # DDP's tensor parallelism has other parameters in the module within a pass
-        self.replicated = not any(hasattr(p, "_st_info") for p in self.parameters.values())
+        self.replicated = all(tensor_parallel_part(p) is None for p in self.parameters.values())
         self.layers = layers_of(self.parameters)
         self.local: list[Tensor] = list(self.parameters.values())
         self.index = {parameter: i for i, parameter in enumerate(self.parameters.values())}
@@ -159,7 +169,7 @@ class DDPGradients:
             self.place = _places[ddp] = _place_for_hook()
             self.model.register_comm_hook(self._model, self.place)
         else:
-            self.model._comm_hooks.append((self.place, self._model))
+            comm_hooks(self.model).append((self.place, self._model))
         self.place.receive = self._receive_bucket
 
     def _receive_bucket(self, bucket: Any) -> Future[Tensor]:
@@ -189,7 +199,7 @@ class DDPGradients:
         return gradients
 
     def _begin_pass(self) -> None:
-        uneven = self.model._join_config.enable
+        uneven = allows_uneven_inputs(self.model)
         try:
             # Queued at the first bucket, so before DDP queues its own callback at the last: the
             # results are complete when DDP copies them to the parameters.
@@ -230,7 +240,7 @@ class DDPGradients:
         model = self.model
         if not (model.find_unused_parameters or model.static_graph):
             return set()
-        used = model.reducer._get_local_used_map().tolist()
+        used = used_parameters(model).tolist()
         inside = model.gradient_as_bucket_view
         return {
             i for p, i in self.index.items() if not used[i] and not (inside and p.grad is not None)
@@ -241,7 +251,8 @@ class DDPGradients:
         self.leave_parameters()
         self.place.receive = None
         if (model := self._model()) is not None:
-            model._comm_hooks[:] = [x for x in model._comm_hooks if x[0] is not self.place]
+            hooks = comm_hooks(model)
+            hooks[:] = [x for x in hooks if x[0] is not self.place]
 
     def detach(self) -> None:
         """DDP keeps the place, which no list shows."""
@@ -269,7 +280,7 @@ def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | Non
     """The group among which layers are divided and each layer's share, see ``TensorParallel``;
     None without tensor parallelism. DDP trains the local tensors of DTensors, and notes in each
     which part it is."""
-    parts = [getattr(p, "_st_info", None) for p in parameters]
+    parts = [tensor_parallel_part(p) for p in parameters]
     meshes = [part.mesh for part in parts if part is not None]
     if not meshes or meshes[0].ndim > 1 or any(mesh != meshes[0] for mesh in meshes):
         return None
@@ -300,7 +311,7 @@ def _before_accumulation(
 def after_backward(callback: Callable[[], None]) -> None:
     """Queue a callback of the autograd engine for the end of backward. Callbacks run in the order
     in which they were queued; DDP queues its own when the last bucket is full."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+    queue_callback(callback)
 
 
 def _in_memory_order(flat: Tensor, parameter: nn.Parameter) -> Tensor:
@@ -322,19 +333,18 @@ def _ddp_model(model: nn.Module) -> DistributedDataParallel:
     """
     if not isinstance(model, DistributedDataParallel):
         kinds = {kind.__name__ for kind in type(model).__mro__}
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(inner, DistributedDataParallel):
+        if isinstance(uncompiled(model), DistributedDataParallel):
             kinds = {"compiled DDP"}
         advice = next((words for kind, words in _NOT_DDP.items() if kind in kinds), _WRAP)
         raise ConfigError(
             f"attach needs a DistributedDataParallel model, got {_describe_kind(model)}: {advice}"
         )
-    if getattr(model, "_use_python_reducer", False):
+    if reduces_in_python(model):
         raise ConfigError(
             'torch._dynamo.config.optimize_ddp is "python_reducer", which reduces gradients one '
             "by one and not in buckets: set it to True before wrapping the model"
         )
-    hooks = getattr(model, "_comm_hooks", [])
+    hooks = comm_hooks(model)
     # A deep copy of a hooked model lists the original's hook, but its new reducer has none.
     hooks[:] = [(hook, of) for hook, of in hooks if not isinstance(of, ref) or of() is model]
     if any(getattr(hook, "receive", hook) is not None for hook, _ in hooks):
@@ -346,8 +356,7 @@ def _ddp_model(model: nn.Module) -> DistributedDataParallel:
 
 
 def _describe_kind(model: nn.Module) -> str:
-    inner = getattr(model, "_orig_mod", None)
-    if inner is not None:
+    if (inner := uncompiled(model)) is not model:
         return f"a compiled {type(inner).__name__}"
     sharded = any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
     return "a model of fully_shard (FSDP2)" if sharded else type(model).__name__
@@ -396,7 +405,7 @@ def _ddp_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
-    """Each name without the parts that wrappers add: "_orig_mod" of torch.compile, and "module"
+    """Each name without the parts that wrappers add: that of torch.compile, and "module"
     right below a path in ``wrappers``. Names stay as they are if two would become one."""
     plain = {}
     for name in names:
@@ -404,6 +413,6 @@ def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[st
         plain[name] = ".".join(
             part
             for i, part in enumerate(parts)
-            if part != "_orig_mod" and not (part == "module" and ".".join(parts[:i]) in wrappers)
+            if part != COMPILED and not (part == "module" and ".".join(parts[:i]) in wrappers)
         )
     return plain if len({*plain.values()}) == len(plain) else {name: name for name in plain}

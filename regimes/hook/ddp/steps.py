@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
 from regimes.base.precision import full_precision, is_half
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.node import NodeRows
 from regimes.collectives.processes import ProcessWorld
@@ -370,7 +371,7 @@ class HookSteps(UnitSteps, Exchange):
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:
-            torch._foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
+            foreach_copy_([row for row, _ in pairs], [update for _, update in pairs])
         if not shown:  # tested as written: float16 may overflow where float32 does not
             flag = finite_flag([*_in_full_precision(rows).values()])
             if sent:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regimes.base.config import DENSE, AnyLevel
+from regimes.base.torch_compat import foreach_div
 from regimes.compression.reducer import Reducer
 from regimes.hook.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
@@ -127,7 +128,7 @@ class UnitSteps:
 
     def _show_step(self, stack: Tensor, updates: Sequence[Tensor]) -> None:
         if (scale := self.loss_scale.used) != 1:
-            stack, updates = stack.div_(scale), torch._foreach_div(list(updates), scale)
+            stack, updates = stack.div_(scale), foreach_div(list(updates), scale)
         for gauge in self.gauges:
             gauge.step(stack, updates)
 

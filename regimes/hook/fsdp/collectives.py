@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regimes.base.config import DENSE
 from regimes.base.precision import full_precision
+from regimes.base.torch_compat import current_backward
 from regimes.collectives.layers import NO_LAYER
 from regimes.collectives.meter import Meter
 from regimes.collectives.processes import ProcessWorld
@@ -193,7 +194,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
 
     def _begin_pass(self) -> None:
         """The first reduce-scatter of a backward pass."""
-        now = torch._C._current_graph_task_id()
+        now = current_backward()
         if self._pass == now:
             return
         check_root(self.source.network)

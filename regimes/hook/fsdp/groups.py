@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import is_root, own_collectives
 from regimes.collectives.layers import Layer, Piece
 from regimes.collectives.sharded_models import (
     current_parameter,
@@ -183,7 +184,7 @@ class ParameterGroup:
 def check_root(network: Any) -> None:
     """Raise ConfigError where the model is known to be a part of another one; torch knows that from
     the first forward pass on."""
-    if network._get_fsdp_state()._is_root is False:
+    if is_root(network) is False:
         raise ConfigError(
             "model: it is a part of a larger model that fully_shard has divided: give attach the "
             "whole model, or its other parts stay uncompressed"
@@ -222,8 +223,7 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
                     module,
                     [*map(current_parameter, trained)],
                     [*map(current_parameter, frozen)],
-                    group._reduce_scatter_comm,
-                    group._all_gather_comm,
+                    *own_collectives(group),
                     partial(getattr, group, "gradient_divide_factor", None),
                     group,
                 )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import current_backward
 from regimes.collectives.group import on_mesh
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
@@ -126,7 +127,7 @@ class DividedGradients:
     @torch.no_grad()
     def _receive_gradient(self, layer: int, parameter: Any) -> None:
         """A gradient is complete."""
-        now = torch._C._current_graph_task_id()
+        now = current_backward()
         if now != self.postponed[0]:
             self.postponed = now, self.is_postponed()
             if self.postponed[1]:  # before .grad becomes the sum of several passes

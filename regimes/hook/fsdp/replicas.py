@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import all_reduce_hook, set_all_reduce_hook, uncompiled
 from regimes.collectives.layers import Layer
 from regimes.collectives.process_group import Group
 from regimes.collectives.sharded_models import (
@@ -60,7 +61,7 @@ class ShardedGradients(DividedGradients):
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network = getattr(model, "_orig_mod", model)
+        network = uncompiled(model)
         if (got := mesh_fault(replicas)) is not None:
             raise ConfigError(
                 f'the mesh of replicas: got {got}, expected one dimension, mesh["replicate"]: '
@@ -88,8 +89,8 @@ class ShardedGradients(DividedGradients):
     def start_alike(self) -> None:
         super().start_alike()
         for group in self.param_groups:  # which average by themselves since an earlier ``close``
-            if isinstance(hook := group._all_reduce_hook, BetweenReplicas):
-                group._all_reduce_hook = hook.own
+            if isinstance(hook := all_reduce_hook(group), BetweenReplicas):
+                set_all_reduce_hook(group, hook.own)
 
     def make_state(self, hook: Any, branch: bool, saved: Any) -> ShardedState:
         return ShardedState(hook, branch, saved)
@@ -115,26 +116,27 @@ class ShardedGradients(DividedGradients):
         reduce_everywhere(self.native)
         native = {id(group) for group, *_ in self.native}
         for group in self.param_groups:
-            hook = group._all_reduce_hook
+            hook = all_reduce_hook(group)
             if id(group) in native:  # whose replicas torch's HSDP averages again
-                group._all_reduce_hook = hook.own if isinstance(hook, BetweenReplicas) else hook
+                set_all_reduce_hook(group, hook.own if isinstance(hook, BetweenReplicas) else hook)
                 continue
             if not isinstance(hook, BetweenReplicas):
-                hook = group._all_reduce_hook = BetweenReplicas(group, self._replicas)
+                hook = BetweenReplicas(group, self._replicas)
+                set_all_reduce_hook(group, hook)
             hook.averages = True
 
     def detach(self) -> None:
         """Replicas exchange no gradients any more."""
         for group in self.param_groups:
-            if isinstance(hook := group._all_reduce_hook, BetweenReplicas):
-                group._all_reduce_hook = hook.own
+            if isinstance(hook := all_reduce_hook(group), BetweenReplicas):
+                set_all_reduce_hook(group, hook.own)
 
     def _multiply_sums(self) -> None:
         """Where the user has set what a sum of gradients is divided by, FSDP2 divides the sum of
         one replica by it. The sum of all replicas is their mean, which is exchanged, times their
         number."""
         for group in self._divided_by_factor():
-            group._all_reduce_hook = BetweenReplicas(group, self._replicas)
+            set_all_reduce_hook(group, BetweenReplicas(group, self._replicas))
 
     def _divided_by_factor(self) -> list[Any]:
         """The groups with a factor whose gradients are not multiplied yet."""
@@ -142,7 +144,7 @@ class ShardedGradients(DividedGradients):
             group
             for group in self.param_groups
             if getattr(group, "gradient_divide_factor", None) is not None
-            and not isinstance(group._all_reduce_hook, BetweenReplicas)
+            and not isinstance(all_reduce_hook(group), BetweenReplicas)
         ]
 
     def _begin_pass(self, now: int) -> None:
@@ -193,7 +195,7 @@ class BetweenReplicas:
     averages = False
 
     def __init__(self, group: Any, replicas: Any) -> None:
-        self.group, self.replicas, self.own = ref(group), replicas, group._all_reduce_hook
+        self.group, self.replicas, self.own = ref(group), replicas, all_reduce_hook(group)
 
     def __call__(self, output: Tensor) -> None:
         if self.own is not None:

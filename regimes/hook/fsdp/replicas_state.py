@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.layers import Layer
 from regimes.collectives.sharded_models import local_part, saved_names, sharded_tensor
 from regimes.hook.ddp.node_state import shard_memories, sum_meters
@@ -130,7 +131,7 @@ class ShardedState:
                 sums = [local_part(saved[f"sums/{x.name}"]) for x in hook.layers]
                 # in the order in memory of the gradients, in which a norm adds up
                 ordered = [torch.empty_like(t, dtype=sums[0].dtype) for t in hook.source.local]
-                torch._foreach_copy_(ordered, sums)
+                foreach_copy_(ordered, sums)
                 part["sums"] = {"update": ordered}
             memories = shard_memories(
                 [get_column(p["layers"], "memory") for p in by_shard],

@@ -11,6 +11,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from regimes.base.errors import ConfigError
+from regimes.base.torch_compat import uncompiled
 from regimes.collectives.group import on_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.sharded_models import (
@@ -60,7 +61,7 @@ class FSDPModules:
         Raises:
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
-        network = getattr(model, "_orig_mod", model)
+        network = uncompiled(model)
         _check_mesh(shards, _WRITE)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves
 
 from regimes.base.errors import ConfigError
 from regimes.base.seeding import make_generator
+from regimes.base.torch_compat import CHECKPOINT_GENERATORS, forward_class, tree_leaves
 
 OURS = "regimes.instruments.hessian."  # the module of our own Functions
 REMEDY = "compute it by operations that torch differentiates twice, or measure no Hessian"
@@ -38,12 +38,11 @@ def without_checkpoints() -> Iterator[None]:
     """
     names = {
         "CheckpointFunction": _Direct,
-        "_checkpoint_without_reentrant_generator": _no_recomputation,
-        "_checkpoint_without_reentrant_generator_impl": _no_recomputation,  # from torch 2.15 on
+        **dict.fromkeys(CHECKPOINT_GENERATORS, _no_recomputation),
     }
     with ExitStack() as stack:
         for name, instead in names.items():
-            if hasattr(torch.utils.checkpoint, name):  # all but the first are private to torch
+            if hasattr(torch.utils.checkpoint, name):
                 stack.enter_context(patch.object(torch.utils.checkpoint, name, instead))
         yield
 
@@ -170,6 +169,6 @@ class OwnFunctions:
             self._seen.add(node)
             nodes.extend(parent for parent, _ in node.next_functions)
             if isinstance(node, BackwardCFunction):
-                cls = getattr(node, "_forward_cls", type(node))
+                cls = forward_class(node)
                 if not cls.__module__.startswith(OURS):
                     self.found[f"the Function {cls.__name__} {where}"] = None

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from regimes.base.torch_compat import version_of
+
 
 class Geometry(NamedTuple):
     """The arguments of `aten.convolution` after the weights."""
@@ -301,7 +303,7 @@ class NativeDoubleBackward(TorchFunctionMode):
         scale = weight * torch.rsqrt(running_var + eps)
         shift = bias - running_mean * scale
         # fold only directly after a convolution, whose output nothing has changed in place
-        if self._last is None or self._last[0] is not input or input._version:
+        if self._last is None or self._last[0] is not input or version_of(input):
             return Affine.apply(input, scale, shift)
         _, x, w, b, geometry = self._last
         if geometry.transposed:  # its output channels are the second axis of the weights

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regimes.base.errors import ConfigError, TrainingError, require
 from regimes.base.fingerprint import fingerprint
+from regimes.base.torch_compat import TorchDispatchMode, version_of
 from regimes.instruments.hessian.differentiable import (
     ROUNDINGS,
     OwnFunctions,
@@ -168,7 +168,7 @@ class HessianProduct:
     def _weights_now(self) -> tuple[list[int], int]:
         """What a change of the weights changes. Versions are those of torch's in-place operations;
         writes through ``.data``, numpy or a fused optimiser leave them, and change the bits."""
-        return [p._version for p in self.parameters], fingerprint(self.parameters)
+        return [version_of(p) for p in self.parameters], fingerprint(self.parameters)
 
     def agree(self, number: float) -> float:
         """A number on which all processes agree (their mean), for decisions taken by the clock."""

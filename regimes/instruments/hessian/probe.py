@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regimes.base.errors import ConfigError
 from regimes.base.reduction import tensors_in
 from regimes.base.seeding import read_streams, write_streams
+from regimes.base.torch_compat import Dropout, NormBase, buffer_table
 
 ProbeLoss = Callable[[nn.Module, Any], Tensor]  # mean loss of the model over one batch
 ProcessMean = Callable[[Tensor], Tensor]  # mean of a flat tensor over all processes
@@ -79,9 +80,9 @@ def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, 
     for name, module in model.named_modules() if mode is None else ():
         if not module.training:
             continue
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        if isinstance(module, Dropout) and module.p > 0:
             raise ConfigError(f"Dropout {name!r} is active; pass mode='eval' or call model.eval().")
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+        if isinstance(module, NormBase) and module.track_running_stats:
             raise ConfigError(
                 f"Normalisation {name!r} is in train mode; choose mode='eval' (running "
                 "statistics) or mode='batch-statistics' (the probe batch's own)."
@@ -132,7 +133,7 @@ def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]
     flags = [(module, module.training) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     values = [(t, t.detach().clone()) for t in chain(model.parameters(), model.buffers())]
-    slots = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    slots = [(m, name, b) for m in model.modules() for name, b in buffer_table(m).items()]
     for p, _, _ in parameters:
         p.grad = None
     if mode is not None:
@@ -143,7 +144,7 @@ def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]
         for module, training in flags:
             module.training = training
         for module, name, buffer in slots:
-            module._buffers[name] = buffer
+            buffer_table(module)[name] = buffer
         for p, grad, requires_grad in parameters:
             p.grad = grad
             p.requires_grad_(requires_grad)

@@ -60,7 +60,7 @@ from regimes.cost.methods import parse_method
 from regimes.plotting.groups import tested_by
 from regimes.presets import get_preset
 from regimes.records import load, write_output
-from regimes.search import search, sweep
+from regimes.search import sweep
 from regimes.search.plans.clock import Probe
 from regimes.search.plans.probes import configure_probe, in_steps, name_probe
 
@@ -216,23 +216,22 @@ def train_rounds(
     """
     with sweep.make_trainer(jobs, [config.device], None) as trainer:
         while todo := next_runs():
-            cells = {
-                name_probe(p): (
-                    out / size / name_probe(p),
-                    configure_probe(config, parse_method(p.method), *_of(p)),
-                )
-                for p in todo
-            }
-            probes = {name_probe(probe): probe for probe in todo}
+            probes = {out / size / name_probe(probe): probe for probe in todo}
+            cells = [
+                (folder, configure_probe(config, parse_method(p.method), *_of(p)))
+                for folder, p in probes.items()
+            ]
 
-            def ended(run: str, error: str | None, probes: Mapping[str, Probe] = probes) -> None:
-                loss = None if error else _loss(out / size / run)
-                method, steps, rate, seed = probes[run].method, *_of(probes[run])
+            def ended(
+                folder: Path, error: str | None, probes: Mapping[Path, Probe] = probes
+            ) -> None:
+                loss = None if error else _loss(folder)
+                method, steps, rate, seed = probes[folder].method, *_of(probes[folder])
                 line = {"size": size, "method": method, "steps": steps, "rate": rate}
                 _append(file, {**line, "seed": seed, "loss": loss})
-                print(f"{size} {run}: {loss}", flush=True)
+                print(f"{size} {folder.name}: {loss}", flush=True)
 
-            search.train_cells(trainer, cells, ended)
+            trainer(cells, ended)
 
 
 def _of(probe: Probe) -> tuple[int, float, int]:

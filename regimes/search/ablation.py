@@ -27,7 +27,7 @@ def run_ablation(
     executor: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Run what is missing and print the table.
+    """Run what is missing of a grid, and print the table.
 
     Args:
         executor, options: see ``cluster.submit_ablation``; None: ``jobs`` processes of this

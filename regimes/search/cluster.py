@@ -26,9 +26,10 @@ def submit_ablation(
     options: dict[str, Any],
     progress: Progress,
 ) -> list[str]:
-    """`sweep.ablate` through submitit: every cell is a job of a cluster ("slurm") or of this
-    machine ("local"). A preempted job is queued again and resumes from its last checkpoint.
-    SIGTERM and Ctrl-C end the jobs of this machine with their epoch, but not a cluster's.
+    """Run the cells of a grid through submitit: every cell is a job of a cluster ("slurm") or of
+    this machine ("local"). A preempted job is queued again and resumes from its last checkpoint.
+    SIGTERM and Ctrl-C end the jobs of this machine with their epoch, but not a cluster's. Returns
+    one message per failed cell.
 
     Args:
         options: of ``submitit.AutoExecutor.update_parameters``, e.g. ``slurm_partition``.
@@ -96,14 +97,14 @@ def _end_local(jobs: Mapping[Any, Path], grace: float) -> None:
 
 
 class Cell:
-    """``run_cell`` as a job that submitit may stop and queue again."""
+    """Runs ``run_cell`` as a job that submitit may stop and queue again."""
 
     def __call__(self, folder: Path, config: RunConfig) -> str | None:
         termination.remember_sigterm()
         return run_cell(folder, config)
 
     def checkpoint(self, folder: Path, config: RunConfig) -> Any:
-        """The job to queue after a preemption: the same, because ``run_cell`` resumes."""
+        """Return the job to queue after a preemption: the same, because ``run_cell`` resumes."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, folder, config)

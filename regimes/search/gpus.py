@@ -14,7 +14,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use: indices, or UUIDs where the variable has them.
+    """Name the GPUs that this process may use: indices, or UUIDs where the variable has them.
 
     torch is imported only if the variable is not set and there is a driver.
     """
@@ -22,22 +22,17 @@ def visible_gpus() -> list[str]:
     if listed is not None:  # as CUDA reads it: up to the first invalid entry
         names = (name.strip() for name in listed.split(","))
         return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
-    if not _driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:  # there is no driver
         return []
     import torch
 
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _driver() -> bool:
-    try:
-        return bool(ctypes.CDLL("libcuda.so.1"))
-    except OSError:
-        return False
-
-
 def share_gpus(jobs: int, devices: Iterable[str]) -> list[str | None]:
-    """A GPU for each job, round-robin; None: the job sees all GPUs.
+    """Choose a GPU for each job, round-robin; None where the job sees all GPUs.
 
     Args:
         devices: of the runs' configurations. A device such as "cuda:1" is an index into the GPUs

@@ -147,14 +147,11 @@ def _failure(group: list[subprocess.Popen], first: int, logs: list[Path]) -> Reg
             f"process {first} of {len(group)} was killed by {name}; the others were stopped, the "
             "record is intact: continue with --resume"
         )
-    texts = [text for log in logs if (text := _read_log(log))] or ["no message"]
+    # a library may have written in another encoding
+    texts = [text for log in logs if (text := log.read_text(errors="replace").strip())]
+    texts = texts or ["no message"]
     # "lost contact" is how the other processes fail once the first is gone.
     cause = next((text for text in texts if "lost contact" not in text), texts[0])
     error = TrainingError(cause.removeprefix("error: "))
     error.exit_code = code
     return error
-
-
-def _read_log(log: Path) -> str:
-    """What a process wrote, in which a library may use another encoding."""
-    return log.read_text(errors="replace").strip()

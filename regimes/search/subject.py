@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def read_subject(
     what: Any, train: Any, test: Any, set: Mapping[str, Any] | None, training: Mapping[str, Any]
 ) -> tuple[RunConfig, Task | None]:
-    """The configuration and, of a model, the task."""
+    """Read the configuration that a search is about, and, of a model, the task (else None)."""
     if isinstance(what, str | RunConfig):
         for name in [*training, *(["train_data"] if train is not None else [])]:
             raise ConfigError(f"{name}: expected none beside {what!r:.40}; set={{...}} changes it")

@@ -49,7 +49,7 @@ Outcome = tuple[Path, str | None]  # a run's folder, and its error if it failed
 
 
 class InUse(str):
-    """In place of a run's error: another process writes its record, or its trunk's."""
+    """Stands in place of a run's error: another process writes its record, or its trunk's."""
 
 
 Progress = Callable[[Path, str | None], None]  # called with each outcome
@@ -69,7 +69,7 @@ def check_configs(configs: Iterable[RunConfig]) -> None:
 
 
 def list_cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
-    """The runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``; see `trees`."""
+    """List the runs of an ablation, seed by seed: ``OUT/<schedule>/seed-<seed>``; see `trees`."""
     return [
         (out / name / f"seed-{seed}", replace(config, seed=seed))
         for seed in seeds
@@ -102,7 +102,7 @@ def ablate(todo: list[Cell], jobs: int, progress: Progress) -> list[str]:
 
 @contextmanager
 def make_trainer(jobs: int, devices: Sequence[str], task: Task | None = None) -> Iterator[Train]:
-    """What trains cells as `ablate` does, as often as it is called; its processes stay.
+    """Make what trains cells as `ablate` does, as often as it is called; its processes stay.
 
     Args:
         devices: of the configurations.
@@ -152,7 +152,7 @@ def _check_sent(task: Task | None, jobs: int) -> None:
 
 @contextmanager
 def ends_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block at once, except in a run, which ends with its epoch.
+    """Let SIGTERM end the block at once, except in a run, which ends with its epoch.
 
     Raises:
         Terminated: SIGTERM came.
@@ -246,7 +246,7 @@ def _start_worker(threads: int, gpu: str | None, parent: int) -> None:
 
 
 def run_cell(folder: Path, config: RunConfig, task: Task | None = None) -> str | None:
-    """One run, started or resumed; returns the error's sentence, if any, or `InUse`.
+    """Start or resume one run; returns the error's sentence, if any, or `InUse`.
 
     Args:
         task: as of `make_trainer`.

@@ -20,8 +20,8 @@ Cell = tuple[Path, RunConfig]  # as of `sweep`
 
 
 def place_branches(grid: Grid, out: Path, seed: int) -> Grid:
-    """A grid's configurations for one seed: trunks keep what branches need, and branches have the
-    path to their trunk in place of its schedule.
+    """Fit a grid's configurations to one seed: trunks keep the checkpoints that branches need, and
+    branches name the path to their trunk in place of its schedule.
 
     Raises:
         ConfigError: a trunk is neither in the grid nor among the records.
@@ -55,7 +55,7 @@ def _with_path(
 
 
 def group_waves(todo: Sequence[Cell]) -> list[list[Cell]]:
-    """The runs in groups: a group needs only runs of earlier groups."""
+    """Divide the runs into groups: a group needs only runs of earlier groups."""
     configs = {os.path.realpath(folder): config for folder, config in todo}
 
     def depth(place: str) -> int:

@@ -7,7 +7,7 @@ trains all combinations for a share of the epochs, and each next round the best 
 a configuration per cell, which refuses the seeds that chose it.
 
 A trial's runs are in ``OUT/<cell>/<values>/seed-<seed>``, a round's in ``OUT/round-<n>/...``; the
-loop is that of all searches (`search/search`): the same command continues after a stop.
+loop is that of all searches (`search/rounds`): the same command continues after a stop.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from regimes.base.console.units import metric_unit
 from regimes.base.errors import ConfigError, RecordError, is_whole, require
 from regimes.plotting.looks import find_metric
 from regimes.presets.families import shorten_training
-from regimes.records import Record, check_output, load, write_output
+from regimes.records import check_output, load, write_output
 from regimes.search import sweep
-from regimes.search.search import NOT_FINITE, Left, RecordSearch, SearchLog, Show, expect
+from regimes.search.rounds import NOT_FINITE, BudgetLeft, RecordSearch, SearchLog, Show, expect
 from regimes.search.sweep import Cell
 
 LAST = 3  # units whose mean counts
@@ -41,7 +41,7 @@ LAST = 3  # units whose mean counts
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of values.
+    """Holds one combination of values, and how it scored.
 
     Attributes:
         label: its settings, "optimizer.lr=0.1 levels.high=2"; "as it is" without any.
@@ -61,7 +61,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """All trials, by cell in the order of the values; the metric and seeds that chose."""
+    """Holds all trials, by cell in the order of the values, and the metric and seeds that chose."""
 
     metric: str
     trials: dict[str, list[Trial]]
@@ -69,24 +69,21 @@ class Tuned:
 
     @property
     def chosen(self) -> dict[str, Trial]:
-        """The best trial of each cell."""
+        """Return the best trial of each cell."""
         return {cell: _rank_trials(trials, self.metric)[0] for cell, trials in self.trials.items()}
 
     def table(self) -> Table:
-        """One row per trial, with the chosen ones marked."""
+        """Make a table with one row per trial; the chosen ones are marked."""
         chosen, (factor, unit) = self.chosen, metric_unit(self.metric)
-        rows = [
-            (
-                cell,
-                t.label,
-                f"{t.share:.2g}",
-                str(len(t.scores)),
-                _spell([factor * score for score in t.scores]) or t.failed,
-                "chosen" if t is chosen[cell] else "",
-            )
-            for cell, trials in self.trials.items()
-            for t in trials
-        ]
+        rows = []
+        for cell, trials in self.trials.items():
+            for t in trials:
+                scores, result = [factor * score for score in t.scores], t.failed
+                if scores:
+                    spread = f" ± {stdev(scores):.3g}" if len(scores) > 1 else ""
+                    result = f"{fmean(scores):.4g}{spread}"
+                mark = "chosen" if t is chosen[cell] else ""
+                rows.append((cell, t.label, f"{t.share:.2g}", str(len(scores)), result, mark))
         heads = ("schedule", "values", "of the run", "n", f"validation {self.metric}{unit}", "")
         note = (
             f"mean ± sd over seeds {', '.join(map(str, self.seeds))} of the last {LAST} units; the "
@@ -95,8 +92,9 @@ class Tuned:
         return Table(heads, rows, note, texts=2)
 
     def write(self, out: Path) -> None:
-        """``tune.json`` with every trial, and ``chosen/<cell>.toml``. RecordError if a file cannot
-        be written, or, after the files of the other cells, if all trials of a cell failed."""
+        """Write ``tune.json`` with every trial, and ``chosen/<cell>.toml``. RecordError if a file
+        cannot be written, or, after the files of the other cells, if all trials of a cell
+        failed."""
         rows = [
             {"schedule": cell, "values": t.label}
             | {"share": t.share, "scores": t.scores, "failed": t.failed}
@@ -119,11 +117,6 @@ def _chosen_file(out: Path, cell: str) -> Path:
     return out / "chosen" / f"{cell}.toml"
 
 
-def _spell(scores: Sequence[float]) -> str:
-    spread = f" ± {stdev(scores):.3g}" if len(scores) > 1 else ""
-    return f"{fmean(scores):.4g}{spread}" if scores else ""
-
-
 def _rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """The longest trained first, then the best; failed ones last."""
     sign = 1 if find_metric(metric).lower else -1
@@ -139,7 +132,7 @@ def run_tuning(
     halving: int | None,
     budget: float | None,
 ) -> None:
-    """The command: print the progress and the table, write the files.
+    """Run the command ``tune``: print the progress and the table, and write the files.
 
     Args:
         values: "optimizer.lr=0.1,0.2", one text per field.
@@ -170,7 +163,7 @@ def run_tuning(
 
 
 def read_values(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Values by field; a comma within brackets is part of a value.
+    """Read values by field; a comma within brackets is part of a value.
 
     >>> read_values(["optimizer.lr=0.1,0.2", "optimizer.decay_epochs=[4,8],[6,9]"])
     {'optimizer.lr': ['0.1', '0.2'], 'optimizer.decay_epochs': ['[4,8]', '[6,9]']}
@@ -228,7 +221,8 @@ def tune(
 
 
 class TrialSearch(RecordSearch[str]):
-    """Rounds of trials, each for a longer share of the epochs, of the best of the round before.
+    """Trains rounds of trials, each for a longer share of the epochs, of the best of the round
+    before.
 
     A run is its folder's name below the search's. What is known of it is in its record; the log has
     its error if it has failed.
@@ -277,8 +271,8 @@ class TrialSearch(RecordSearch[str]):
         return f"{run}: {f'failed: {error}' if error else 'done'}"
 
     def log(self) -> SearchLog[str]:
-        """What is known, without runs of values that were left out, those whose record is gone, and
-        those that failed for a reason that may be gone."""
+        """Read what is known, without runs of values that were left out, those whose record is
+        gone, and those that failed for a reason that may be gone."""
         log = super().log()
         log.rounds = [
             replace(each, runs=tuple(run for run in each.runs if run in self.cells))
@@ -292,12 +286,12 @@ class TrialSearch(RecordSearch[str]):
         }
         return log
 
-    def choose(self, log: SearchLog[str], left: Left) -> tuple[list[str], dict[str, Any]]:
+    def choose(self, log: SearchLog[str], left: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
         return self.follow(log)[0], {}
 
     def follow(self, log: SearchLog[str]) -> tuple[list[str], Tuned]:
-        """What the first round that is not over has yet to train, and all trials as far as they are
-        known."""
+        """Return what the first round that is not over has yet to train, and all trials as far as
+        they are known."""
         tried, metric = {cell: [*trials] for cell, trials in self.tried.items()}, ""
         for number, (share, count) in enumerate(self.rounds):
             going = tried
@@ -391,14 +385,12 @@ def _check_length(cell: str, config: RunConfig, share: float, budget: float | No
 
 
 def read_scores(folders: Sequence[Path]) -> tuple[str, tuple[float, ...]]:
-    """(the metric, each run's mean over its last units on validation data; nan where it was not
-    finite in one of them)."""
-    records = [load(folder) for folder in folders]
-    return records[0].header["metric"], tuple(map(_read_score, records))
-
-
-def _read_score(record: Record) -> float:
-    measured = (row["validation"]["metric"] for row in record.rows[-LAST:] if "validation" in row)
-    if None in measured:  # pandas would leave it out of the mean
-        return math.nan
-    return float(record.epochs["validation_metric"].tail(LAST).mean())
+    """Return the name of the metric, and each run's mean over its last units on validation data;
+    nan where it was not finite in one of them."""
+    records, scores = [load(folder) for folder in folders], []
+    for record in records:
+        rows = record.rows[-LAST:]
+        measured = [row["validation"]["metric"] for row in rows if "validation" in row]
+        mean = float(record.epochs["validation_metric"].tail(LAST).mean())
+        scores.append(math.nan if None in measured else mean)  # pandas would leave None out
+    return records[0].header["metric"], tuple(scores)

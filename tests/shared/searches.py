@@ -31,7 +31,8 @@ from regimes.base.config import RunConfig, override, to_dict
 from regimes.base.errors import RegimesError
 from regimes.records import RecordWriter, locate_trunk
 from regimes.records.branches import trunk_table
-from regimes.search import search, sweep, tune
+from regimes.search import rounds as search_rounds
+from regimes.search import sweep, tune
 from regimes.search.harms.decide import Pulse
 from regimes.training.quirks import resolve_quirks
 
@@ -252,7 +253,9 @@ class Searched:
             return self.law(pulse, seed)
 
         clock = SimpleNamespace(monotonic=lambda: now[0])
-        with mock.patch.object(search, "time", clock if self.seconds else search.time):
+        with mock.patch.object(
+            search_rounds, "time", clock if self.seconds else search_rounds.time
+        ):
             found = [regimes.harm(job, out=out, **given) for given in self.given]
         return _say_harm(out, found[-1])
 
@@ -307,7 +310,7 @@ def _say_harm(out: Path, found: regimes.Harm) -> dict[str, Any]:
             )
         safe = found.known.best(arm)
         best[arm] = None if safe is None else _say_spans(safe)
-    log = search.read_log(out, lambda names, facts: names)
+    log = search_rounds.read_log(out, lambda names, facts: names)
     rounds = [in_short(each.runs) for each in log.rounds]
     return {"rounds": rounds, "calls": calls, "safe": best}
 

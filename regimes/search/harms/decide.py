@@ -38,7 +38,7 @@ from typing import Literal
 import numpy as np
 
 from regimes.base.statistics import LEAST, ratio_interval
-from regimes.search.search import Left
+from regimes.search.rounds import BudgetLeft
 
 Call = Literal["safe", "harmful", "open"]
 WORDS: dict[Call, str] = {"safe": "safe", "harmful": "harmful", "open": "unresolved"}
@@ -51,7 +51,7 @@ SHARE = 0.25  # of the budget that is left, which the pulses of one round may ta
 
 @dataclass(frozen=True, order=True)
 class Pulse:
-    """A change of some units.
+    """Names a change of some units.
 
     Attributes:
         arm: what is changed.
@@ -67,7 +67,7 @@ class Pulse:
 
     @property
     def length(self) -> int:
-        """Units that are changed."""
+        """Return how many units are changed."""
         return sum(stop - first for first, stop in self.spans)
 
 
@@ -77,7 +77,7 @@ Harms = Mapping[Run, float]  # of each pulse that was run, by seed; of a trunk 0
 
 @dataclass(frozen=True)
 class PulseVerdict:
-    """What the harms of one pulse say.
+    """Holds what the harms of one pulse say.
 
     Attributes:
         harm: mean over seeds; nan without any.
@@ -127,7 +127,7 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Pu
 
 @dataclass(frozen=True)
 class LostTime:
-    """The harm of a pulse beside that of its units left out, over the seeds that have both.
+    """Compares the harm of a pulse with that of its units left out, over the seeds that have both.
 
     Attributes:
         call: does the pulse harm more or less? By the interval of the paired difference.
@@ -144,7 +144,7 @@ class LostTime:
     high: float
 
     def spell(self, number: float) -> str:
-        """The multiple or an end of its interval, in the digits of the multiple."""
+        """Write the multiple, or an end of its interval, in the digits of the multiple."""
         return f"{number:.{2 if self.times < 1 else 1 if self.times < 10 else 0}f}"
 
 
@@ -174,7 +174,8 @@ def judge_lost_time(
 
 
 def half_width(spread: float, n: int) -> float:
-    """Half of the t interval of a mean of ``n`` values, of the level ``1 - 0.05 x LEAST / n``."""
+    """Return half of the t interval of a mean of ``n`` values, of the level ``1 - 0.05 x LEAST /
+    n``."""
     return _quantile(n) * spread / math.sqrt(n)
 
 
@@ -186,8 +187,8 @@ def _quantile(n: int) -> float:
 
 
 def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int | None:
-    """The smallest number of seeds above ``n`` at which the interval decides, at this mean and
-    spread."""
+    """Return the smallest number of seeds above ``n`` at which the interval decides, at this mean
+    and spread; None above `MOST_SEEDS`."""
     distance = margin - mean if mean < margin else mean
     counts = range(max(LEAST, n + 1), MOST_SEEDS + 1)
     return next((k for k in counts if half_width(spread, k) < distance), None)
@@ -195,7 +196,8 @@ def seeds_needed(mean: float, spread: float, margin: float, n: int = 0) -> int |
 
 @dataclass(frozen=True)
 class Rules:
-    """What a search for harm is about.
+    """Say what a search for harm is about: the length of a run, what is changed, and what counts as
+    harm.
 
     Attributes:
         units: of the run.
@@ -217,7 +219,7 @@ class Rules:
     lost_time: bool = False
 
     def coarse(self, arm: str) -> list[Pulse]:
-        """The first windows of an arm.
+        """Return the first windows of an arm.
 
         >>> [pulse.spans for pulse in Rules(10, ("high",), 1.0).coarse("high")]
         [((0, 2),), ((2, 5),), ((5, 8),), ((8, 10),)]
@@ -227,7 +229,7 @@ class Rules:
         return [Pulse(arm, (span,)) for span in itertools.pairwise(ends)]
 
     def halves(self, pulse: Pulse) -> list[Pulse]:
-        """A window in two, or [] if it is too short."""
+        """Divide a window in two; [] if it is too short."""
         ((first, stop),) = pulse.spans
         if stop - first < 2 * self.least:
             return []
@@ -235,7 +237,7 @@ class Rules:
         return [Pulse(pulse.arm, ((first, middle),)), Pulse(pulse.arm, ((middle, stop),))]
 
     def onsets(self) -> list[int]:
-        """Every unit in which some window of the search may begin."""
+        """Return every unit in which some window of the search may begin."""
         todo, found = self.coarse(""), set[int]()
         while todo:
             found |= {pulse.first for pulse in todo}
@@ -245,23 +247,25 @@ class Rules:
 
 @dataclass(frozen=True)
 class HarmEvidence:
-    """What a search knows: rules, and the harms so far."""
+    """Holds what a search knows: its rules, and the harms so far."""
 
     rules: Rules
     harms: Harms
 
     def of(self, pulse: Pulse) -> PulseVerdict:
-        """The verdict on a pulse."""
-        values = [harm for (own, _), harm in _sorted_runs(self.harms) if own == pulse]
+        """Judge a pulse by the harms of its seeds so far."""
+        by_seed = sorted(self.harms.items(), key=lambda item: item[0][1])
+        values = [harm for (own, _), harm in by_seed if own == pulse]
         return judge_harms(values, self.rules.margin, self.rules.grain)
 
     def beside(self, pulse: Pulse) -> Pulse | None:
-        """The window of a pulse left out, where the search compares with it."""
+        """Return the pulse that leaves a window out, where the search compares with it; else
+        None."""
         compared = self.rules.lost_time and pulse.arm != DELETION and len(pulse.spans) == 1
         return Pulse(DELETION, pulse.spans) if compared else None
 
     def lost_time(self, pulse: Pulse) -> LostTime | None:
-        """A pulse beside the same units left out; None: they are not compared."""
+        """Compare a pulse with the same units left out; None where they are not compared."""
         if (beside := self.beside(pulse)) is None:
             return None
         seeds = sorted(s for own, s in self.harms if own == beside and (pulse, s) in self.harms)
@@ -269,7 +273,7 @@ class HarmEvidence:
         return judge_lost_time(harms, lost, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
-        """The windows of an arm as they are divided now, in order."""
+        """Return the windows of an arm as they are divided now, in order."""
         windows = self.rules.coarse(arm)
         while (found := self._to_halve(windows)) is not None:
             windows[found : found + 1] = self.rules.halves(windows[found])
@@ -296,8 +300,8 @@ class HarmEvidence:
         return None
 
     def phases(self, arm: str) -> list[Pulse]:
-        """The windows of an arm for an answer: in place of two halves, neither of them tried, the
-        window that they divide."""
+        """Return the windows of an arm for an answer: in place of two halves, neither of them
+        tried, the window that they divide."""
         windows = self.windows(arm)
         untried = {window for window in windows if not self.of(window).n}
         found: list[Pulse] = []
@@ -309,7 +313,8 @@ class HarmEvidence:
         return found
 
     def divided(self, half: Pulse) -> Pulse | None:
-        """The window that was tried and then divided into this one and another; None: none."""
+        """Return the window that was tried and then divided into this one and another; None if
+        there is none."""
         todo = self.rules.coarse(half.arm)
         while todo:
             window = todo.pop()
@@ -320,8 +325,8 @@ class HarmEvidence:
         return None
 
     def unions(self, arm: str) -> list[Pulse]:
-        """All safe windows of an arm as one pulse, then without the one of the largest harm per
-        unit, and so on; of two windows or more."""
+        """Join all safe windows of an arm into one pulse, then all without the one of the largest
+        harm per unit, and so on; each pulse has two windows or more."""
         safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
         found = []
         while len(safe) > 1:
@@ -332,19 +337,19 @@ class HarmEvidence:
         return found
 
     def best(self, arm: str) -> Pulse | None:
-        """The pulse of the most units that was shown to be safe as a whole; of several, the one
-        with the lowest upper end of its harm."""
+        """Return the pulse of the most units that was shown to be safe as a whole; of several, the
+        one with the lowest upper end of its harm."""
         tried = [*self.windows(arm), *self.unions(arm)]
         safe = [pulse for pulse in tried if self.of(pulse).call == "safe"]
         return max(safe, key=lambda each: (each.length, -self.of(each).high), default=None)
 
     def cost(self, runs: Sequence[Run]) -> float:
-        """The units that training these runs takes."""
+        """Return how many units training these runs takes."""
         return sum(units_trained(run, self.rules.units) for run in runs)
 
     def missing(self, pulse: Pulse, seeds: int) -> list[Run]:
-        """The runs by which a pulse, and its window left out, get so many seeds: first the runs of
-        trunks that are there."""
+        """Return the runs by which a pulse, and its window left out, get so many seeds; runs of
+        trunks that are there come first."""
         have = {seed for own, seed in self.harms if own == pulse}
         trunks = [seed for own, seed in self.harms if own is None]
         spare = [seed for seed in sorted(trunks) if seed not in have]
@@ -360,16 +365,12 @@ class HarmEvidence:
 
 
 def units_trained(run: Run, units: int) -> int:
-    """The units that a run takes in a training of so many; what its trunk has trained is there."""
+    """Return how many units a run trains, of a training of so many; what its trunk has trained is
+    there."""
     pulse, _ = run
     if pulse is None:
         return units
     return units - (pulse.spans[-1][1] if pulse.arm == DELETION else pulse.first)
-
-
-def _sorted_runs(harms: Harms) -> list[tuple[Run, float]]:
-    """By seed."""
-    return sorted(harms.items(), key=lambda item: item[0][1])
 
 
 def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -389,9 +390,9 @@ def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
 # -- what next -------------------------------------------------------------------------------
 
 
-def next_round(known: HarmEvidence, left: Left, slots: int = 1) -> list[Run]:
-    """The runs that tell most, a trunk before its pulses; [] where all is resolved, or the budget
-    is over.
+def next_round(known: HarmEvidence, left: BudgetLeft, slots: int = 1) -> list[Run]:
+    """Choose the runs that tell most, a trunk before its pulses; [] where all is resolved, or the
+    budget is over.
 
     Args:
         slots: runs at a time.
@@ -411,9 +412,9 @@ def next_round(known: HarmEvidence, left: Left, slots: int = 1) -> list[Run]:
     return chosen or _more_seeds(known, left, slots)
 
 
-def parts_within(rules: Rules, left: Left) -> int:
-    """How many coarse windows a budget has time for: as many as ``rules.parts`` if `LEAST` seeds
-    of all take at most half of it, else fewer, at least 2."""
+def parts_within(rules: Rules, left: BudgetLeft) -> int:
+    """Return how many coarse windows a budget has time for: as many as ``rules.parts`` if `LEAST`
+    seeds of all take at most half of it, else fewer, at least 2."""
     for parts in range(rules.parts, 2, -1):
         known = HarmEvidence(replace(rules, parts=parts), {})
         if (
@@ -438,7 +439,7 @@ def _missing_of_coarse(known: HarmEvidence) -> list[Run]:
     return [run for run in wanted if run not in known.harms and run[0] not in broken]
 
 
-def _first_within(known: HarmEvidence, runs: Sequence[Run], left: Left) -> list[Run]:
+def _first_within(known: HarmEvidence, runs: Sequence[Run], left: BudgetLeft) -> list[Run]:
     """The first of these runs that fit into a budget."""
     fitting: list[Run] = []
     for run in runs:
@@ -450,7 +451,7 @@ def _first_within(known: HarmEvidence, runs: Sequence[Run], left: Left) -> list[
     return fitting
 
 
-def _actions(known: HarmEvidence, left: Left) -> list[list[Run]]:
+def _actions(known: HarmEvidence, left: BudgetLeft) -> list[list[Run]]:
     """What could be done, each the runs that it takes, the one first that resolves the most units
     for its cost."""
     rated: list[tuple[float, list[Run]]] = []
@@ -475,7 +476,7 @@ def _actions(known: HarmEvidence, left: Left) -> list[list[Run]]:
     return [runs for _, runs in sorted(rated, key=lambda action: action[0])]
 
 
-def _more_seeds(known: HarmEvidence, left: Left, slots: int) -> list[Run]:
+def _more_seeds(known: HarmEvidence, left: BudgetLeft, slots: int) -> list[Run]:
     """Half as many seeds again of the open windows, of those with the fewest first: what no
     expected number of seeds decides, others than these may, and the budget is there for it. Then of
     the harmful windows that may harm as much as lost time."""
@@ -495,14 +496,16 @@ def _more_seeds(known: HarmEvidence, left: Left, slots: int) -> list[Run]:
     chosen: list[Run] = []
     for *_, pulse, more in sorted(todo, key=lambda each: each[:3]):
         runs = [run for run in known.missing(pulse, more) if run not in chosen]
-        rest = Left(left.units - known.cost(chosen), left.runs - len(chosen))
+        rest = BudgetLeft(left.units - known.cost(chosen), left.runs - len(chosen))
         chosen += _first_within(known, runs, rest)
         if len(chosen) >= slots:
             break
     return chosen
 
 
-def _deciding(known: HarmEvidence, pulse: Pulse, left: Left) -> tuple[float, list[Run]] | None:
+def _deciding(
+    known: HarmEvidence, pulse: Pulse, left: BudgetLeft
+) -> tuple[float, list[Run]] | None:
     """The next runs of an open pulse, and the cost of all that it needs for each of its units;
     None where the budget has no room for these."""
     found = known.of(pulse)

@@ -33,7 +33,7 @@ MOST_ARMS = 6  # panels of a figure
 def draw_harm(
     known: HarmEvidence, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
 ) -> style.Shown:
-    """A panel for each arm, and the learning rate below where it is known.
+    """Draw a panel for each arm, and the learning rate below where it is known.
 
     Args:
         texts: what is changed, by arm.
@@ -50,7 +50,9 @@ def draw_harm(
             ax.set_ylabel(f"harm ({shown.unit})")
             ax.set_title(texts[arm], loc="left")
         if rates:
-            _draw_rates(axes[-1, 0], rates)
+            look: Any = {"color": "#555555", "linewidth": 1.2, "drawstyle": "steps-mid"}
+            axes[-1, 0].plot(range(len(rates)), rates, **look)
+            axes[-1, 0].set(ylim=(0, 1.15), ylabel="rate")
         axes[-1, 0].set_xlabel(unit)
         axes[-1, 0].set_xlim(-0.6, known.rules.units - 0.4)
         calls = {known.of(pulse).call for pulse in windows}
@@ -122,8 +124,3 @@ def _look(call: Call) -> dict[str, Any]:
     """The line of a phase of a call."""
     plain = {"color": COLOURS[call], "linewidth": 1.8, "markersize": 4.5, "markeredgewidth": 1}
     return plain | MARKS[call]
-
-
-def _draw_rates(ax: Axes, rates: Sequence[float]) -> None:
-    ax.plot(range(len(rates)), rates, color="#555555", linewidth=1.2, drawstyle="steps-mid")
-    ax.set(ylim=(0, 1.15), ylabel="rate")

@@ -16,11 +16,11 @@ from regimes.base.errors import ConfigError, require
 from regimes.collectives.launcher import read_launch
 from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
-from regimes.search.harms.jobs import Job, Jobs
-from regimes.search.harms.kinds import Kind, apply_pulse, kinds_of, kinds_of_job, trunk_of
-from regimes.search.harms.records import Records
+from regimes.search.harms.branches import BranchSearch
+from regimes.search.harms.function import FunctionSearch, TrainingFunction
+from regimes.search.harms.kinds import PulseKind, apply_pulse, kinds_of, kinds_of_job, trunk_of
 from regimes.search.harms.result import Harm
-from regimes.search.search import SearchBudget, Show
+from regimes.search.rounds import SearchBudget, Show
 from regimes.search.subject import read_subject
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @check_arguments("what")
 def harm(
-    what: str | RunConfig | GivenModel | Job,
+    what: str | RunConfig | GivenModel | TrainingFunction,
     train_data: HasSamples | None = None,
     test_data: HasSamples | None = None,
     *,
@@ -108,8 +108,8 @@ def harm(
         shown, arms = _choose_metric(lower, **cast(Any, training)), kinds_of_job(words)
         own = f"a number: what change of {shown.name} counts as none is not known"
         require(shown.directed or margin is not None, "margin", margin, own)
-        given_job = out, cast(Job, what), arms, units, shown, margin, parts, first_seed
-        function = Jobs(*given_job, lost_time=bool(deletion))
+        given_job = out, cast(TrainingFunction, what), arms, units, shown, margin, parts, first_seed
+        function = FunctionSearch(*given_job, lost_time=bool(deletion))
         with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
             return function.search(budget, line)
     require(lower is None, "lower", lower, "none, unless a function trains")
@@ -117,7 +117,7 @@ def harm(
     trunk = replace(trunk_of(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check_trainable(trunk, kinds, task)
-    records = Records(out, trunk, kinds, task, margin, parts, deletion is not False)
+    records = BranchSearch(out, trunk, kinds, task, margin, parts, deletion is not False)
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
         return records.search(budget, jobs, line)
 
@@ -131,7 +131,7 @@ def _choose_metric(lower: bool | None, metric: str = "loss", **others: Any) -> M
     return find_metric(metric) if lower is None else replace(find_metric(metric), lower=lower)
 
 
-def _check_trainable(trunk: RunConfig, kinds: Mapping[str, Kind], task: Task | None) -> None:
+def _check_trainable(trunk: RunConfig, kinds: Mapping[str, PulseKind], task: Task | None) -> None:
     """Raise ConfigError unless the trunk and each pulse can be trained."""
     from regimes.training.build import prepare_run  # torch, so late
     from regimes.training.checks import PlugIns

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from regimes.base.config import DENSE, RunConfig, override, override_fields
 from regimes.base.errors import ConfigError, require, suggest_nearest
@@ -26,8 +26,8 @@ WORDS = ("no-feedback", "period=8", "batch=4", "precision", DELETION)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What pulses of one arm change.
+class PulseKind:
+    """Says what pulses of one arm change.
 
     Attributes:
         name: of the arm.
@@ -49,7 +49,7 @@ class Kind:
     group: str | None = None
 
     def schedule(self, spans: Spans) -> dict[str, Any]:
-        """The table of the policy with this change in spans of units."""
+        """Return the table of the policy with this change in spans of units."""
         assert self.within is not None
         _, inside, outside = self.within
         windows = {
@@ -61,19 +61,19 @@ class Kind:
         return self.in_group(windows)
 
     def in_group(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """A policy for the layers of the group, in which the others have the trunk's level."""
+        """Restrict a policy to the layers of the group; the others have the trunk's level."""
         if self.group is None or self.within is None:
             return policy
         otherwise = {"name": "static", "level": self.within[2]}
         return {"name": "by-layer", "groups": {self.group: policy}, "otherwise": otherwise}
 
 
-LEFT_OUT = Kind(DELETION, "leaving units out", skip=True)
+LEFT_OUT = PulseKind(DELETION, "leaving units out", skip=True)
 
 
 def trunk_of(config: RunConfig) -> RunConfig:
-    """The run that pulses disturb: the configuration at one level throughout, its own if its policy
-    is static, else "low".
+    """Return the run that pulses disturb: the configuration at one level throughout, its own if its
+    policy is static, else "low".
 
     Raises:
         ConfigError: it has no such level, is a branch, or ends by a budget of floats.
@@ -89,8 +89,8 @@ def trunk_of(config: RunConfig) -> RunConfig:
     return replace(config, name="trunk", policy=policy, drawn_per_seed=())
 
 
-def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> dict[str, Kind]:
-    """The arms of a search, by name.
+def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> dict[str, PulseKind]:
+    """Return the arms of a search, by name.
 
     Args:
         words: what pulses change, each an arm.
@@ -99,7 +99,7 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
     Raises:
         ConfigError: a word that is none, or does not fit the trunk.
     """
-    made: list[Kind] = []
+    made: list[PulseKind] = []
     for word in words:
         if word not in (*trunk.levels, DENSE):
             require(not groups, "pulse", word, "a level with groups of layers")
@@ -111,84 +111,76 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
     return _by_name(made, words, f"a level, or one of {', '.join(WORDS)}")
 
 
-def kinds_of_job(words: Sequence[str]) -> dict[str, Kind]:
-    """The arms of a function of the user's, which knows itself what its words mean.
+def kinds_of_job(words: Sequence[str]) -> dict[str, PulseKind]:
+    """Return the arms of a function of the user's, which knows itself what its words mean.
 
     Raises:
         ConfigError: no word, or one twice.
     """
-    made = [Kind(word, word, within=("policy", word, "low")) for word in words]
+    made = [PulseKind(word, word, within=("policy", word, "low")) for word in words]
     return _by_name(made, words, "a word that the function knows")
 
 
-def _by_name(made: Sequence[Kind], words: Sequence[str], expected: str) -> dict[str, Kind]:
+def _by_name(
+    made: Sequence[PulseKind], words: Sequence[str], expected: str
+) -> dict[str, PulseKind]:
     found = {kind.name: kind for kind in made}
     require(len(found) == len(made), "pulse", list(words), "each once")
     require(bool(found), "pulse", list(words), expected)
     return found
 
 
-def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> Kind:
+def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> PulseKind:
     own = trunk.policy.get("level", "low")
     require(level != own, "pulse", level, f"another level than the trunk's, {own}")
     form, value = level_text(trunk.compressor["name"]), trunk.levels.get(level)
     text = form.format(value) if form and value not in (None, DENSE) else level
     if group is None:
         changes: dict[str, Any] = {"policy": {"name": "static", "level": level}}
-        return Kind(level, text, changes, within=("policy", level, own))
+        return PulseKind(level, text, changes, within=("policy", level, own))
     rule = {
         "name": "by-layer",
         "groups": {group: {"name": "static", "level": level}},
         "otherwise": {"name": "static", "level": own},
     }
     name = f"{level} in {group.replace('/', ' ')}"
-    return Kind(
+    return PulseKind(
         name, f"{text} in {group}", {"policy": rule}, within=("policy", level, own), group=group
     )
 
 
-def _make_word_kind(word: str, trunk: RunConfig) -> Kind:
+def _make_word_kind(word: str, trunk: RunConfig) -> PulseKind:
     key, equals, value = word.partition("=")
     if word == DELETION:
         return LEFT_OUT
     if word == "precision":
-        return Kind("precision", "bfloat16", {"precision": "bfloat16"})
+        return PulseKind("precision", "bfloat16", {"precision": "bfloat16"})
     if word == "no-feedback":
-        return Kind("no feedback", "no error feedback", {"compressor.error_feedback": False})
+        return PulseKind("no feedback", "no error feedback", {"compressor.error_feedback": False})
     if key in ("period", "batch") and equals:
         good = value.isdecimal() and int(value) > 1
         require(good, f"pulse {key}", value, "a whole number above 1")
-        return (
-            _make_period_kind(int(value))
-            if key == "period"
-            else _make_batch_kind(int(value), trunk)
-        )
+        if key == "period":
+            what, levels = "sync", {"low": 1, "high": int(value)}
+            name, text = f"period {int(value)}", f"a period of {int(value)} steps"
+        else:
+            what, size = "batch", trunk.batch_size
+            levels = {"low": size, "high": int(value) * size}
+            name, text = f"batch {int(value)}", f"batches {int(value)} times as large"
+        setup = {f"{what}_levels": levels}
+        changes = {**setup, f"{what}_policy": {"name": "static", "level": "high"}}
+        within = cast(Field, f"{what}_policy"), "high", "low"
+        return PulseKind(name, text, changes, setup, within=within)
     if not equals:
         known = [*trunk.levels, DENSE, *WORDS]
         raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
     override(trunk, [word])  # raises for what is no field
-    return Kind(word.replace("/", " "), word, {"": word})  # as written, for ``apply_pulse``
+    return PulseKind(word.replace("/", " "), word, {"": word})  # as written, for ``apply_pulse``
 
 
-def _make_period_kind(steps: int) -> Kind:
-    setup = {"sync_levels": {"low": 1, "high": steps}}
-    changes = {**setup, "sync_policy": {"name": "static", "level": "high"}}
-    within: tuple[Field, str, str] = ("sync_policy", "high", "low")
-    text = f"a period of {steps} steps"
-    return Kind(f"period {steps}", text, changes, setup, within=within)
-
-
-def _make_batch_kind(multiple: int, trunk: RunConfig) -> Kind:
-    size = trunk.batch_size
-    setup = {"batch_levels": {"low": size, "high": multiple * size}}
-    changes = {**setup, "batch_policy": {"name": "static", "level": "high"}}
-    within: tuple[Field, str, str] = ("batch_policy", "high", "low")
-    text = f"batches {multiple} times as large"
-    return Kind(f"batch {multiple}", text, changes, setup, within=within)
-
-
-def apply_pulse(config: RunConfig, kind: Kind, spans: Spans) -> RunConfig:
-    """A trunk's configuration as the pulse has it; with several spans as the whole run has it.
+def apply_pulse(config: RunConfig, kind: PulseKind, spans: Spans) -> RunConfig:
+    """Return a trunk's configuration as the pulse has it; with several spans as the whole run has
+    it.
 
     Raises:
         ConfigError: a field that does not exist.

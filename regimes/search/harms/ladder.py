@@ -19,7 +19,7 @@ from regimes.policies.history import History, PastEpoch
 from regimes.records import OWN, Record
 
 if TYPE_CHECKING:
-    from regimes.search.harms.kinds import Kind
+    from regimes.search.harms.kinds import PulseKind
     from regimes.search.harms.result import Harm
 
 SEEDS = 3  # of the grid
@@ -28,7 +28,7 @@ NAME = "rate ladder"
 
 @dataclass(frozen=True)
 class Ladder:
-    """A policy of the pulse's level and the trunk's.
+    """Holds a policy of the pulse's level and the trunk's.
 
     Attributes:
         policy: its table.
@@ -40,7 +40,7 @@ class Ladder:
 
 
 def ladders_of(found: Harm, trunk: Record) -> dict[str, Ladder]:
-    """The ladder of each arm with a safe phase that saves bytes, where there is one."""
+    """Make the ladder of each arm with a safe phase that saves bytes, where there is one."""
     made: dict[str, Ladder] = {}
     for arm in found.known.rules.arms:
         best, kind = found.known.best(arm), found.kinds[arm]
@@ -52,7 +52,7 @@ def ladders_of(found: Harm, trunk: Record) -> dict[str, Ladder]:
 
 
 def _ladder_of(
-    kind: Kind, trunk: Record, spans: Sequence[tuple[int, int]], saved: float
+    kind: PulseKind, trunk: Record, spans: Sequence[tuple[int, int]], saved: float
 ) -> Ladder | None:
     """The ladder with about as many steps as these spans.
 
@@ -106,7 +106,7 @@ def _steps_at(table: dict[str, Any], level: str, trunk: Record) -> int:
 
 
 def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
-    """The trunk and the ladders as a grid's file, with seeds that the search has not used.
+    """Write the trunk and the ladders as a grid's file, with seeds that the search has not used.
 
     Args:
         used: seeds from the trunk's on that were used.

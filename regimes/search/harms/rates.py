@@ -18,7 +18,7 @@ from regimes.training.units import Units
 
 
 def mean_rates(run: Record) -> pd.Series:
-    """The mean over the steps of each unit, in the order of the units.
+    """Return the mean learning rate over the steps of each unit, in the order of the units.
 
     A row's ``lr`` also has the factor of a larger batch. A record of the hook has no schedule: the
     rate of its first step then stands for the unit's.

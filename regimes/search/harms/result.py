@@ -20,7 +20,7 @@ from regimes.search.harms.decide import (
     Pulse,
     PulseVerdict,
 )
-from regimes.search.harms.kinds import Kind
+from regimes.search.harms.kinds import PulseKind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Harm:
     """
 
     known: HarmEvidence
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, PulseKind]
     shown: Metric
     unit: str
     saved: Mapping[Pulse, float] = field(default_factory=dict)
@@ -75,11 +75,11 @@ class Harm:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per phase, in order: arm, first and last unit, call, harm with its interval (see
-        `harms.decide`; in the metric's unit, positive is worse), n (seeds), needed (seeds
-        that would decide), minutes (until then), saved (share of the trunk's bytes), lost (harm of
-        the same units left out, with its interval), lost_n, times (harm as a multiple of it, with
-        its interval), beside ("more" or "less" harm than that, "not decided")."""
+        """Give one row per phase, in order, with the columns arm, first and last unit, call, harm
+        with its interval (see `harms.decide`; in the metric's unit, positive is worse), n (seeds),
+        needed (seeds that would decide), minutes (until then), saved (share of the trunk's bytes),
+        lost (harm of the same units left out, with its interval), lost_n, times (harm as a multiple
+        of it, with its interval), and beside ("more" or "less" harm than that, "not decided")."""
         import pandas as pd
 
         rows = []
@@ -116,7 +116,7 @@ class Harm:
             return style.render_figure(self.figure(), "png")
 
     def figure(self) -> Figure:
-        """Harm of each phase with its interval, and the learning rate; one column wide."""
+        """Draw the harm of each phase with its interval, and the learning rate; one column wide."""
         from regimes.search.harms.figure import draw_harm
 
         texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
@@ -141,7 +141,7 @@ class Harm:
     # -- in words ----------------------------------------------------------------------------
 
     def sentences(self) -> list[str]:
-        """A line for each phase, and what the pulse saves in the safe ones."""
+        """Write a line for each phase, and what the pulse saves in the safe ones."""
         lines: list[str] = []
         for arm in self.known.rules.arms:
             if len(self.known.rules.arms) > 1:
@@ -161,7 +161,7 @@ class Harm:
         return lines
 
     def units(self, span: tuple[int, int]) -> str:
-        """The units of a span.
+        """Write the units of a span.
 
         >>> "epochs 3-7" and "epoch 4"
         'epoch 4'
@@ -209,7 +209,7 @@ class Harm:
         return f"{words}: {COMPARED[beside.call]}"
 
     def number(self, value: float) -> str:
-        """In the digits of the metric, one more below 1."""
+        """Write a number in the digits of the metric, with one more below 1."""
         return f"{value:z.{self.shown.digits + (abs(value) < 1)}f}"  # no -0.0
 
     def _interval(self, found: PulseVerdict, seeds: bool = True) -> str:

@@ -1,7 +1,7 @@
 """A search for harm: what its log says, and what is known after each round. No torch at import.
 
-What trains is in `records` (trunks and branches) and `jobs` (a function of the user's); which runs
-come next, in `decide`.
+What trains the runs is in `branches` (trunks and branches of the trainer) and `function` (a
+function of the user's). Which runs come next is in `decide`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from regimes.search.harms.decide import (
     next_round,
     parts_within,
 )
-from regimes.search.harms.kinds import LEFT_OUT, Kind
+from regimes.search.harms.kinds import LEFT_OUT, PulseKind
 from regimes.search.harms.result import Harm
-from regimes.search.search import Left, Search, SearchLog, as_whole, expect, refuse_damage
+from regimes.search.rounds import (
+    BudgetLeft,
+    Search,
+    SearchLog,
+    as_whole,
+    expect,
+    refuse_damage,
+)
 
 POINTS = 1.0  # margin of an accuracy, in points
 OF_TRUNK = 0.02  # margin of another metric, as a share of the trunk's
@@ -37,7 +44,7 @@ SHORTEST = 16  # a window has at least one in so many units
 
 @dataclass(frozen=True)
 class Facts:
-    """What the first trunk says of a training.
+    """Holds what the first trunk says of a training.
 
     Attributes:
         units: of a run.
@@ -53,12 +60,13 @@ class Facts:
 
     @property
     def margin(self) -> float:
-        """What counts as no harm unless the user says it."""
+        """Return the harm that counts as none unless the user gives a margin: 1 point of accuracy,
+        or 2 % of another metric."""
         return POINTS if self.shown.name == "accuracy" else OF_TRUNK * abs(self.last)
 
 
 class HarmSearch(Search[Run]):
-    """A search for harm, whatever trains its runs.
+    """Searches for harm, whatever trains its runs.
 
     Attributes:
         kinds: what pulses change, by arm; units left out as well.
@@ -74,7 +82,7 @@ class HarmSearch(Search[Run]):
     def __init__(
         self,
         out: Path,
-        kinds: Mapping[str, Kind],
+        kinds: Mapping[str, PulseKind],
         margin: float | None,
         parts: int,
         first_seed: int,
@@ -92,18 +100,18 @@ class HarmSearch(Search[Run]):
 
     @abc.abstractmethod
     def facts_of(self, log: SearchLog[Run]) -> Facts:
-        """What the first trunk says."""
+        """Return what the first trunk says."""
 
     @abc.abstractmethod
     def end_of(self, run: Run, log: SearchLog[Run]) -> float:
-        """The metric of a trunk in the end, in the unit of figures."""
+        """Return the metric of a trunk in the end, in the unit of figures."""
 
     @abc.abstractmethod
     def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
-        """The harm of a pulse that has ended; infinite if the training broke."""
+        """Return the harm of a pulse that has ended; infinite if the training broke."""
 
-    def kind_of(self, pulse: Pulse) -> Kind:
-        """What a pulse changes; RecordError for one of another search."""
+    def kind_of(self, pulse: Pulse) -> PulseKind:
+        """Return what a pulse changes; RecordError for one of another search."""
         if pulse.arm not in self.kinds:
             raise RecordError(f"{self.out} has pulses of {pulse.arm!r}, too: name all pulses")
         return self.kinds[pulse.arm]
@@ -111,7 +119,7 @@ class HarmSearch(Search[Run]):
     # -- names -------------------------------------------------------------------------------
 
     def label(self, pulse: Pulse | None) -> str:
-        """The name of a schedule in tables and figures."""
+        """Name a schedule, in tables and figures."""
         if pulse is None:
             return "trunk"
         if len(pulse.spans) > 1:
@@ -121,7 +129,7 @@ class HarmSearch(Search[Run]):
         return f"{pulse.arm}, {units} from {pulse.first}"
 
     def name(self, run: Run) -> str:
-        """The name of a run in the log, and of its folder."""
+        """Name a run, in the log and as its folder."""
         return f"{self.label(run[0])}/seed-{self.first_seed + run[1]}"
 
     # -- the search --------------------------------------------------------------------------
@@ -138,7 +146,7 @@ class HarmSearch(Search[Run]):
                 expect(trunks >= {number for _, number in each.runs})
         return found
 
-    def choose(self, log: SearchLog[Run], left: Left) -> tuple[list[Run], dict[str, Any]]:
+    def choose(self, log: SearchLog[Run], left: BudgetLeft) -> tuple[list[Run], dict[str, Any]]:
         parts: int | None = self.parts
         if not log.rounds:
             runs: list[Run] = [(None, n) for n in range(int(min(self.jobs, LEAST, left.runs)))]
@@ -152,7 +160,7 @@ class HarmSearch(Search[Run]):
         return runs, {"runs": plain, "parts": parts}
 
     def known(self, log: SearchLog[Run]) -> HarmEvidence:
-        """What the rounds say.
+        """Judge what the rounds say.
 
         Raises:
             ConfigError: no margin was given, and the trunks end at 0, or at both sides of it.
@@ -184,7 +192,7 @@ class HarmSearch(Search[Run]):
         return HarmEvidence(rules, harms)
 
     def found(self, log: SearchLog[Run]) -> Harm:
-        """What the rounds have found, without bytes and rates."""
+        """Return what the rounds have found, without bytes and rates."""
         known, facts = self.known(log), self.facts_of(log)
         minutes = log.seconds / 60 / known.cost(log.ended)
         return Harm(known, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
@@ -196,7 +204,7 @@ def _parts_of(log: SearchLog[Run]) -> int | None:
 
 
 def rules_of(units: int, parts: int) -> Rules:
-    """Rules without arms; with no more parts than there are windows."""
+    """Return rules without arms, with no more parts than there are windows."""
     least = max(1, round(units / SHORTEST))
     return Rules(units, (), 1.0, parts=max(1, min(parts, units // least)), least=least)
 

@@ -31,7 +31,7 @@ from regimes.search.plans.priced import (
 from regimes.search.plans.probes import in_steps
 from regimes.search.plans.result import Plan
 from regimes.search.plans.search import PlanSearch, decode_probes, read_prices
-from regimes.search.search import (
+from regimes.search.rounds import (
     SearchBudget,
     SearchLog,
     Show,

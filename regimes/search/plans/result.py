@@ -17,7 +17,7 @@ from regimes.plotting.looks import Metric
 from regimes.search.plans.clock import DenseCurve
 from regimes.search.plans.decide import PlanEvidence
 from regimes.search.plans.probes import configure_probe
-from regimes.search.search import SearchBudget
+from regimes.search.rounds import SearchBudget
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from regimes.search.plans.clock import Probe
 from regimes.search.plans.decide import FEWEST, QUARTER, PlanEvidence, choose_length, next_probes
 from regimes.search.plans.priced import Price
 from regimes.search.plans.probes import configure_probe, name_probe
-from regimes.search.search import (
-    Left,
+from regimes.search.rounds import (
+    BudgetLeft,
     RecordSearch,
     SearchBudget,
     SearchLog,
@@ -113,7 +113,7 @@ class PlanSearch(RecordSearch[Probe]):
     # -- what a search is --------------------------------------------------------------------
 
     def choose(
-        self, log: SearchLog[Probe], left: Left
+        self, log: SearchLog[Probe], left: BudgetLeft
     ) -> tuple[Sequence[Probe], Mapping[str, Any]]:
         facts: dict[str, Any] = {}
         if log.rounds:
@@ -143,7 +143,7 @@ class PlanSearch(RecordSearch[Probe]):
         plain = [[p.method, p.steps, p.rate, p.seed] for p in runs]
         return runs, {"probes": plain, **facts}
 
-    def _affordable(self, left: Left, wanted: Sequence[Probe]) -> list[Probe]:
+    def _affordable(self, left: BudgetLeft, wanted: Sequence[Probe]) -> list[Probe]:
         """The first ones, for which there is time."""
         units, runs = left.units, list[Probe]()
         for probe in wanted:
@@ -159,7 +159,7 @@ class PlanSearch(RecordSearch[Probe]):
         fewest = min(self.renewed[m].seconds for m in self.methods)
         return max(FEWEST, round(self.seconds / fewest))
 
-    def _first(self, left: Left, prices: Prices) -> int:
+    def _first(self, left: BudgetLeft, prices: Prices) -> int:
         """The steps of the first runs."""
         if len(prices) == 1:
             return FEWEST

@@ -14,9 +14,9 @@ from scipy import stats
 from regimes.base.statistics import t_interval
 from regimes.search.harms.decide import (
     MOST_SEEDS,
+    BudgetLeft,
     HarmEvidence,
     Harms,
-    Left,
     Pulse,
     Rules,
     Run,
@@ -96,7 +96,7 @@ class World:
         self.rules = Rules(len(self.each), ("high",), **{"margin": 1.0, **changes})  # type: ignore[arg-type]
         while True:
             known = HarmEvidence(self.rules, self.harms)
-            left = Left(units - known.cost([*self.harms]))
+            left = BudgetLeft(units - known.cost([*self.harms]))
             if not (runs := next_round(known, left, slots)):
                 return known
             assert not self.harms.keys() & {*runs}, "a run is trained once"
@@ -163,17 +163,17 @@ def test_safe_windows_that_are_undecided_together_are_tried_without_the_worst() 
     every, first = Pulse("high", ((0, 9),)), Pulse("high", ((0, 3), (6, 9)))
     known = HarmEvidence(rules, harms)
     assert known.unions("high") == [every, first]
-    assert next_round(known, Left()) == [(every, seed) for seed in range(3)]
+    assert next_round(known, BudgetLeft()) == [(every, seed) for seed in range(3)]
     undecided = HarmEvidence(
         rules, harms | {(every, s): 0.9 + x for s, x in enumerate((-1.0, 0.0, 1.0))}
     )
-    assert next_round(undecided, Left(units=60.0)) == [(first, seed) for seed in range(3)]
+    assert next_round(undecided, BudgetLeft(units=60.0)) == [(first, seed) for seed in range(3)]
     best = undecided.best("high")
     assert best == rules.coarse("high")[0]
     more = {(first, seed): 0.3 + 0.01 * seed for seed in range(3)}
     done = HarmEvidence(rules, {**undecided.harms, **more})
     assert done.best("high") == first
-    assert next_round(done, Left(units=60.0)) == []
+    assert next_round(done, BudgetLeft(units=60.0)) == []
 
 
 def test_seeds_are_added_where_they_decide_and_the_rest_is_open() -> None:
@@ -182,7 +182,7 @@ def test_seeds_are_added_where_they_decide_and_the_rest_is_open() -> None:
     world = World([0.5 / 3] * 6, spread=0.4)
     late = Pulse("high", ((3, 6),))
     known = world.searched(200, parts=2)
-    left = Left(200 - known.cost([*world.harms]))
+    left = BudgetLeft(200 - known.cost([*world.harms]))
     more = {pulse for runs in world.rounds[2:] for pulse, _ in runs} - {None}
     assert late in more
     for pulse in known.windows("high"):
@@ -201,13 +201,13 @@ def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
     harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
     harms |= {(wide, seed): 0.4 + spread for seed, spread in enumerate((-1.0, 0.0, 1.0))}
     harms |= {(safe, seed): 0.01 * seed for seed in range(3)}
-    runs = next_round(HarmEvidence(rules, harms), Left(units=100.0), slots=100)
+    runs = next_round(HarmEvidence(rules, harms), BudgetLeft(units=100.0), slots=100)
     halves = rules.halves(wide)
     assert runs == [(half, seed) for half in halves for seed in range(3)]
     known = HarmEvidence(rules, harms | dict.fromkeys(runs, 0.0))
     assert known.windows("high") == [*halves, safe]
     assert known.unions("high")[0] == Pulse("high", ((0, 8),))
-    few = next_round(HarmEvidence(rules, harms), Left(units=30.0))
+    few = next_round(HarmEvidence(rules, harms), BudgetLeft(units=30.0))
     assert few == [(None, 3), (wide, 3)], "too few for six runs of halves"
 
 
@@ -245,16 +245,16 @@ def test_a_budget_is_kept(units: float) -> None:
 
 def test_runs_are_a_budget_too() -> None:
     known = HarmEvidence(Rules(12, ("high",), 1.0), {(None, 0): 0.0})
-    runs = next_round(known, Left(runs=7))
+    runs = next_round(known, BudgetLeft(runs=7))
     assert len(runs) <= 7
     assert runs[-1][0] is not None
-    assert next_round(known, Left(runs=0)) == []
+    assert next_round(known, BudgetLeft(runs=0)) == []
 
 
 def test_a_pulse_that_broke_is_not_tried_again() -> None:
     broken = Pulse("high", ((0, 3),))
     harms: Harms = {(None, 0): 0.0, (broken, 0): math.inf}
-    runs = next_round(HarmEvidence(Rules(12, ("high",), 1.0), harms), Left())
+    runs = next_round(HarmEvidence(Rules(12, ("high",), 1.0), harms), BudgetLeft())
     assert (broken, 1) not in runs
     assert (broken, 2) not in runs
 
@@ -262,9 +262,9 @@ def test_a_pulse_that_broke_is_not_tried_again() -> None:
 def test_less_time_makes_fewer_windows() -> None:
     rules = Rules(12, ("high",), 1.0)
     costs = [12 * 3 + 3 * sum(12 - first for first in firsts) for firsts in ((0, 3, 6, 9), (0, 6))]
-    assert parts_within(rules, Left(2 * costs[0])) == 4
-    assert parts_within(rules, Left(2 * costs[0] - 1)) == 3
-    assert parts_within(rules, Left(2 * costs[1] - 1)) == 2
+    assert parts_within(rules, BudgetLeft(2 * costs[0])) == 4
+    assert parts_within(rules, BudgetLeft(2 * costs[0] - 1)) == 3
+    assert parts_within(rules, BudgetLeft(2 * costs[1] - 1)) == 2
 
 
 def test_looking_again_makes_few_wrong_calls() -> None:

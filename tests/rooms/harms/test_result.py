@@ -10,7 +10,7 @@ from drawn import misplaced
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 from regimes.search.harms.decide import HarmEvidence, Pulse, Rules, Run
-from regimes.search.harms.kinds import Kind
+from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 
 RATES = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1]
@@ -27,7 +27,7 @@ def found() -> Harm:
         rate = sum(RATES[first:stop]) / (stop - first)
         for seed in range(3):
             harms[pulse, seed] = (stop - first) * 0.3 * (1 + 0.1 * (seed - 1)) * rate**2
-    kinds = {"high": Kind("high", "rank 1", within=("policy", "high", "low"))}
+    kinds = {"high": PulseKind("high", "rank 1", within=("policy", "high", "low"))}
     known, shown = HarmEvidence(rules, harms), find_metric("loss")
     return Harm(known, kinds, shown, "epoch", rates=RATES, minutes=0.5)
 
@@ -58,7 +58,7 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
             wide = arm == "deletion" and mean == 0.4
             spread = 1.5 if wide else 0.1
             harms |= {(pulse, seed): mean + spread * (seed - 1) for seed in range(3)}
-    kinds = {arm: Kind(arm, arm) for arm in means}
+    kinds = {arm: PulseKind(arm, arm) for arm in means}
     answer = Harm(
         HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch", rates=[0.5] * 24
     )
@@ -87,7 +87,7 @@ def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
     harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
     for pulse, mean in ((early, 4.0), (late, 0.0), (second, 0.0)):
         harms |= {(pulse, seed): mean + 0.1 * (seed - 1) for seed in range(3)}
-    kinds = {"high": Kind("high", "rank 1")}
+    kinds = {"high": PulseKind("high", "rank 1")}
     answer = Harm(HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch", minutes=0.05)
     untried, *_ = answer.sentences()
     # 3 seeds of a run from the start, whose trunks are there: 24 epochs of 3 seconds

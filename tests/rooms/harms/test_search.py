@@ -33,7 +33,7 @@ from regimes.records import load_all
 from regimes.search.harms import ladder
 from regimes.search.harms.decide import Pulse
 from regimes.search.harms.kinds import kinds_of, trunk_of
-from regimes.search.search import LOG, read_log
+from regimes.search.rounds import LOG, read_log
 
 UNITS = 4
 

@@ -21,15 +21,15 @@ from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 from regimes.search.harms.decide import (
     DELETION,
+    BudgetLeft,
     HarmEvidence,
-    Left,
     Pulse,
     Rules,
     Run,
     judge_lost_time,
     next_round,
 )
-from regimes.search.harms.kinds import Kind
+from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 
 # -- a quadratic -----------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_each_pulse_has_the_same_units_left_out_beside_it(
             for p, _ in runs
         )
 
-    while runs := next_round(HarmEvidence(rules, harms), Left(units - cost([*harms])), slots):
+    while runs := next_round(HarmEvidence(rules, harms), BudgetLeft(units - cost([*harms])), slots):
         for pulse, seed in runs:
             assert (pulse, seed) not in harms
             if pulse is None:
@@ -261,8 +261,8 @@ def answer(lost: dict[int, tuple[float, float]]) -> Harm:
             beside = Pulse(DELETION, pulse.spans)
             harms |= {(beside, s): mean + spread * (s * s % 3 - 0.667) for s in range(3)}
     kinds = {
-        "high": Kind("high", "rank 1"),
-        DELETION: Kind(DELETION, "leaving units out", skip=True),
+        "high": PulseKind("high", "rank 1"),
+        DELETION: PulseKind(DELETION, "leaving units out", skip=True),
     }
     known = HarmEvidence(rules, harms)
     return Harm(known, kinds, find_metric("accuracy"), "epoch", rates=[1.0] * 16, minutes=0.1)

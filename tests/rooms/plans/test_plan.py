@@ -36,7 +36,7 @@ from regimes.search.plans.earlier import read_curve
 from regimes.search.plans.priced import Links, Priced, price_methods
 from regimes.search.plans.probes import configure_probe, in_steps
 from regimes.search.plans.search import decode_probes, read_prices
-from regimes.search.search import LOG, SearchBudget, read_log
+from regimes.search.rounds import LOG, SearchBudget, read_log
 from regimes.training.learning_rate import LearningRate
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from regimes.base.errors import ConfigError, FolderInUse, RecordError
-from regimes.search import search
-from regimes.search.search import LOG, Left, Search, SearchBudget, SearchLog, read_log
+from regimes.search import rounds
+from regimes.search.rounds import LOG, BudgetLeft, Search, SearchBudget, SearchLog, read_log
 
 
 class Killed(BaseException):
@@ -31,7 +31,7 @@ class Rounds(Search[str]):
         self.trained: list[str] = []
         self.kill_at = kill_at
 
-    def choose(self, log: SearchLog[str], left: Left) -> tuple[list[str], dict[str, Any]]:
+    def choose(self, log: SearchLog[str], left: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
         assert not log.missing
         done = sum(len(each.runs) for each in log.rounds)
         before = sum(log.results[run] for run in log.rounds[-1].runs) if log.rounds else 0
@@ -76,12 +76,12 @@ def test_the_time_of_choosing_is_of_the_budget(
 ) -> None:
     """What is left is told in units of work, at the speed so far."""
     now, lefts, shares = [0.0], [], []
-    monkeypatch.setattr(search.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
 
     class Slow(Rounds):
         before = 3.0
 
-        def choose(self, log: SearchLog[str], left: Left) -> tuple[list[str], dict[str, Any]]:
+        def choose(self, log: SearchLog[str], left: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
             now[0] += 7.0
             lefts.append(left)
             return super().choose(log, left)
@@ -97,10 +97,13 @@ def test_the_time_of_choosing_is_of_the_budget(
     log = Slow(tmp_path / "slow").run_rounds(SearchBudget(1.0, 7), show)
     assert log.seconds == 3 * (7.0 + 2.0)
     units = [(60 - 3 - 9 * n) * (2 * 4.5) / 9 for n in range(1, 4)]
-    assert lefts == [Left(math.inf, 7), *(Left(u, 7 - 2 * n) for n, u in enumerate(units, 1))]
+    assert lefts == [
+        BudgetLeft(math.inf, 7),
+        *(BudgetLeft(u, 7 - 2 * n) for n, u in enumerate(units, 1)),
+    ]
     by_time = [(3 + 9 * (1 + n // 2)) / 60 for n in range(6)]
     assert shares == [max(t, (1 + n) / 7) for n, t in enumerate(by_time)]
-    assert search.read_log(tmp_path / "slow", lambda names, facts: names).seconds == log.seconds
+    assert rounds.read_log(tmp_path / "slow", lambda names, facts: names).seconds == log.seconds
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
@@ -163,7 +166,7 @@ def test_processes_of_a_launcher_search_together_and_the_first_one_writes(
 ) -> None:
     other = Rounds(tmp_path)
     with pytest.MonkeyPatch.context() as second:
-        second.setattr(search, "read_launch", lambda: SimpleNamespace(rank=1))
+        second.setattr(rounds, "read_launch", lambda: SimpleNamespace(rank=1))
         expected = other.searched()
     assert not [*tmp_path.iterdir()]
     assert Rounds(tmp_path).searched() == expected
@@ -173,7 +176,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(search, "append_synced", full)
+    monkeypatch.setattr(rounds, "append_synced", full)
     with pytest.raises(RecordError, match="No space left on device; the runs that have ended are"):
         Rounds(tmp_path / "run").searched()
 

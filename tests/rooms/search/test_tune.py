@@ -25,7 +25,7 @@ from regimes.base.errors import ConfigError, RecordError
 from regimes.presets import get_grid
 from regimes.records import RecordWriter
 from regimes.search import sweep, tune
-from regimes.search.search import LOG
+from regimes.search.rounds import LOG
 
 SEEDS = (5, 6)
 VALUES = {"optimizer.lr": ["0.1", "0.2", "0.4", "0.8"], "optimizer.momentum": ["0.5", "0.9"]}

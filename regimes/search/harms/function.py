@@ -1,4 +1,4 @@
-"""A search with a function of the user that trains the runs, such as a loop with `regimes.attach`.
+"""A search for harm whose runs a function of the user trains, such as a loop with `regimes.attach`.
 
 The function gets a pulse, or None for the trunk, and a seed, and returns the metric in the end. How
 it continues a saved state is its own affair (`docs/how-to/harm.md` has a loop). Results are in the
@@ -16,29 +16,29 @@ from typing import Any
 from regimes.base.errors import ConfigError, TrainingError, require
 from regimes.plotting.looks import Metric
 from regimes.search.harms.decide import Pulse, Run, units_trained
-from regimes.search.harms.kinds import Kind
+from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 from regimes.search.harms.search import Facts, HarmSearch
-from regimes.search.search import SearchBudget, SearchLog, Show, as_number, expect
+from regimes.search.rounds import SearchBudget, SearchLog, Show, as_number, expect
 
 LARGEST = 1e100  # beyond it a training broke; squares of smaller ones are finite
-Job = Callable[[Pulse | None, int], float]
+TrainingFunction = Callable[[Pulse | None, int], float]
 
 
-class Jobs(HarmSearch):
-    """Runs of a function.
+class FunctionSearch(HarmSearch):
+    """Searches for harm among runs that a function of the user trains.
 
     Attributes:
-        job: trains one.
-        units: of a run.
-        shown: how its metric is written.
+        job: the function; one call trains one run.
+        units: how many units a run has.
+        shown: how the metric that the function returns is written.
     """
 
     def __init__(
         self,
         out: Path,
-        job: Job,
-        kinds: Mapping[str, Kind],
+        job: TrainingFunction,
+        kinds: Mapping[str, PulseKind],
         units: int,
         shown: Metric,
         margin: float | None,
@@ -52,18 +52,18 @@ class Jobs(HarmSearch):
         self.question = {"units": units, "metric": shown.name}
 
     def search(self, budget: SearchBudget, show: Show) -> Harm:
-        """Search, and say what was found."""
+        """Train runs until all is resolved or the budget is spent, and return what was found."""
         return self.found(self.run_rounds(budget, show))
 
     def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
-        """Call the function for each.
+        """Call the function for each of these runs.
 
         Raises:
             ConfigError: it does not return a number.
             TrainingError: a trunk's metric is not finite.
         """
         for run in runs:
-            metric = _number(self.job(run[0], self.first_seed + run[1]))
+            metric = _read_metric(self.job(run[0], self.first_seed + run[1]))
             ended_well = abs(metric) <= LARGEST  # not a number is not
             if run[0] is None and not ended_well:
                 raise TrainingError(f"{self.name(run)}: the metric is {metric}")
@@ -93,8 +93,8 @@ class Jobs(HarmSearch):
             expect(abs(as_number(result)) <= LARGEST)
 
 
-def _number(value: Any) -> float:
-    """A metric; ConfigError if it is none, or too large for one."""
+def _read_metric(value: Any) -> float:
+    """The metric that a function returned; ConfigError if it is none, or too large for one."""
     truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
     with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):
         if not truth and not isinstance(value, str | bytes):

@@ -1,7 +1,7 @@
 """The loop of every search: rounds of runs within a budget, each chosen from what is known so far.
 
-`Search` has the loop, the folder and the clock; what a run is and which ones come next, a subclass
-says (`tune`, `harms/search`, `plans/search`). A folder has the lock of one search and
+`Search` has the loop, the folder and the clock. A subclass says what a run is, and which ones come
+next (`tune`, `harms/search`, `plans/search`). A folder has the lock of one search and
 ``rounds.jsonl``: a line for each round before it starts, and one for each run that has ended. So a
 search that was stopped goes on with the runs that it had chosen, and ends in the records of one
 that was not; one that is started again with a larger budget goes on from there. The time of a run
@@ -42,7 +42,7 @@ Show = Callable[[str, float], None]  # a line about a run, and the share of the 
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """What a search may spend.
+    """Limits what a search may spend.
 
     Attributes:
         minutes: of time, of all processes together side by side; None: any.
@@ -64,8 +64,8 @@ class SearchBudget:
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is left of a budget.
+class BudgetLeft:
+    """Holds what is left of a budget.
 
     Attributes:
         units: of work, as `Search.cost` counts it, for all processes together.
@@ -78,7 +78,8 @@ class Left:
 
 @dataclass(frozen=True)
 class Round(Generic[R]):
-    """Runs that were chosen together, in the order of training, and what else its line says."""
+    """Holds runs that were chosen together, in the order of training, and what else their line of
+    the log says."""
 
     runs: tuple[R, ...]
     facts: Mapping[str, Any]
@@ -87,7 +88,7 @@ class Round(Generic[R]):
 
 @dataclass
 class SearchLog(Generic[R]):
-    """What is known so far.
+    """Holds what is known so far.
 
     Attributes:
         results: of the runs that have ended, in plain types.
@@ -100,13 +101,14 @@ class SearchLog(Generic[R]):
 
     @property
     def missing(self) -> list[R]:
-        """The runs of the last round that have not ended."""
+        """Return the runs of the last round that have not ended."""
         last = self.rounds[-1].runs if self.rounds else ()
         return [run for run in last if run not in self.results]
 
     @property
     def ended(self) -> list[R]:
-        """The runs that have ended, in the order of the rounds; that of their ends is chance."""
+        """Return the runs that have ended, in the order of the rounds; in which order they ended is
+        chance."""
         runs = dict.fromkeys(run for each in self.rounds for run in each.runs)
         return [run for run in runs if run in self.results]
 
@@ -115,7 +117,7 @@ Decode = Callable[[Sequence[str], Mapping[str, Any]], Sequence[R]]
 
 
 def read_log(folder: Path, decode: Decode[R]) -> SearchLog[R]:
-    """What a folder says of its search.
+    """Read what a folder says of its search.
 
     Args:
         decode: the runs of a round, from their names and the facts of its line.
@@ -147,7 +149,8 @@ def read_log(folder: Path, decode: Decode[R]) -> SearchLog[R]:
 
 @contextlib.contextmanager
 def refuse_damage(folder: Path, number: int) -> Iterator[None]:
-    """RecordError, which names the log's line, where its content has another shape."""
+    """Turn an error of Python, where the content of the log's line has another shape, into a
+    RecordError that names the line."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
@@ -158,31 +161,31 @@ def refuse_damage(folder: Path, number: int) -> Iterator[None]:
 
 
 def expect(good: bool) -> None:
-    """ValueError unless good."""
+    """Raise ValueError unless good."""
     if not good:
         raise ValueError
 
 
 def as_number(value: Any) -> float:
-    """A finite number of the log; ValueError for another value."""
+    """Return a finite number of the log; ValueError for another value."""
     expect(type(value) in (int, float) and math.isfinite(value))
     return float(value)
 
 
 def as_whole(value: Any, least: int = 0) -> int:
-    """A whole number of the log; ValueError for another value, or one below the least."""
+    """Return a whole number of the log; ValueError for another value, or one below the least."""
     expect(type(value) is int and least <= value < 2**63)
     return int(value)
 
 
 def as_text(value: Any) -> str:
-    """A text of the log; ValueError for another value."""
+    """Return a text of the log; ValueError for another value."""
     expect(isinstance(value, str))
     return str(value)
 
 
 class Search(abc.ABC, Generic[R]):
-    """A search in its folder: a subclass says what a run is, and which ones come next.
+    """Searches by rounds in its folder; a subclass says what a run is, and which ones come next.
 
     Attributes:
         kind: of search, "harm"; a folder of another one is refused.
@@ -204,38 +207,38 @@ class Search(abc.ABC, Generic[R]):
     # -- what a search is --------------------------------------------------------------------
 
     @abc.abstractmethod
-    def choose(self, log: SearchLog[R], left: Left) -> tuple[Sequence[R], Mapping[str, Any]]:
-        """The next runs, and what the log's line says of them, in plain types; no runs: the search
-        is over."""
+    def choose(self, log: SearchLog[R], left: BudgetLeft) -> tuple[Sequence[R], Mapping[str, Any]]:
+        """Choose the next runs, and what the log's line says of them, in plain types; without runs
+        the search is over."""
 
     @abc.abstractmethod
     def train(self, runs: Sequence[R], ended: Callable[[R, Any], None]) -> None:
-        """Train runs, and call with each as it ends and its result, in plain types."""
+        """Train runs, and call ``ended`` with each as it ends and its result, in plain types."""
 
     def name(self, run: R) -> str:
-        """The name of a run in the log, and of its folder."""
+        """Name a run, in the log and as its folder."""
         return str(run)
 
     def decode(self, names: Sequence[str], facts: Mapping[str, Any]) -> Sequence[Any]:
-        """The runs of a round, as `choose` has written them; ValueError and its like for what it
-        has not."""
+        """Return the runs of a round from their names, as `choose` has written them; ValueError and
+        its like for what it has not."""
         return names
 
     def check_result(self, run: R, result: Any) -> None:
-        """ValueError and its like unless a run may have this result."""
+        """Raise ValueError or its like unless a run may have this result."""
 
     def cost(self, run: R) -> float:
-        """The units of work that a run takes."""
+        """Return how many units of work a run takes."""
         return 1.0
 
     def line(self, run: R, log: SearchLog[R]) -> str:
-        """What a run has given, in words."""
+        """Say in words what a run has given."""
         return self.name(run)
 
     # -- the loop ----------------------------------------------------------------------------
 
     def log(self) -> SearchLog[R]:
-        """What is known so far.
+        """Read what is known so far.
 
         Raises:
             RecordError: the folder holds another search, or its log is damaged.
@@ -268,17 +271,17 @@ class Search(abc.ABC, Generic[R]):
     def _of_another(self) -> RecordError:
         return RecordError(f"{self.out} holds another search: choose another folder")
 
-    def left(self, budget: SearchBudget | None, log: SearchLog[R]) -> Left:
-        """What is left of a budget; None: any."""
+    def left(self, budget: SearchBudget | None, log: SearchLog[R]) -> BudgetLeft:
+        """Return what is left of a budget; without a budget there is no end."""
         if budget is None:
-            return Left()
+            return BudgetLeft()
         runs = math.inf if budget.runs is None else budget.runs - len(log.results)
         if budget.minutes is None:
-            return Left(runs=runs)
+            return BudgetLeft(runs=runs)
         seconds = max(0.0, 60 * budget.minutes - self.before - log.seconds)
         if not log.results:
-            return Left(seconds * self.speed, runs)
-        return Left(seconds * sum(map(self.cost, log.results)) / max(log.seconds, 1e-9), runs)
+            return BudgetLeft(seconds * self.speed, runs)
+        return BudgetLeft(seconds * sum(map(self.cost, log.results)) / max(log.seconds, 1e-9), runs)
 
     def run_rounds(self, budget: SearchBudget | None, show: Show) -> SearchLog[R]:
         """Train rounds of runs until nothing is chosen.
@@ -305,7 +308,10 @@ class Search(abc.ABC, Generic[R]):
             log.results[run] = result
             log.seconds += seconds
             self._write({"run": self.name(run), "result": result, "seconds": seconds})
-            show(self.line(run, log), self._share(budget, log))
+            minutes, most = (budget.minutes, budget.runs) if budget else (None, None)
+            by_time = (self.before + log.seconds) / 60 / minutes if minutes else 0.0
+            spent = max(by_time, len(log.results) / most if most else 0.0)
+            show(self.line(run, log), spent)
 
         while True:
             if not log.missing:
@@ -319,12 +325,6 @@ class Search(abc.ABC, Generic[R]):
             self.train(log.missing, ended)
             for run in log.missing:
                 raise TrainingError(f"{self.name(run)} has not ended: start the search again")
-
-    def _share(self, budget: SearchBudget | None, log: SearchLog[R]) -> float:
-        """The share of a budget that is spent."""
-        minutes, runs = (budget.minutes, budget.runs) if budget else (None, None)
-        by_time = (self.before + log.seconds) / 60 / minutes if minutes else 0.0
-        return max(by_time, len(log.results) / runs if runs else 0.0)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Append a line; a torn one of a kill before is no line, and is ended first.
@@ -346,7 +346,7 @@ class Search(abc.ABC, Generic[R]):
 
 
 class RecordSearch(Search[R]):
-    """A search whose runs are records: `cell` says where each is, and its configuration.
+    """Searches among runs that are records: `cell` says where each is, and its configuration.
 
     Attributes:
         task: model and data in place of those that the configurations name; None: those.
@@ -358,10 +358,10 @@ class RecordSearch(Search[R]):
 
     @abc.abstractmethod
     def cell(self, run: R) -> sweep.Cell:
-        """The folder and the configuration of a run."""
+        """Return the folder and the configuration of a run."""
 
     def result(self, run: R, error: str | None) -> Any:
-        """What the log has of a run that is in its record; its error, if it may fail."""
+        """Return what the log has of a run that is in its record; its error, if it may fail."""
         return error
 
     def may_fail(self, run: R, error: str) -> bool:

@@ -1,8 +1,10 @@
-"""A search through trunks and branches of the trainer, each a record. No torch at import."""
+"""A search for harm whose runs are the trainer's: trunks and branches, each a record. No torch at
+import."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +14,22 @@ from regimes.base.config import BranchConfig, RunConfig
 from regimes.base.errors import TrainingError, require
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, last_metric, load, trunk_reference, unit_name
-from regimes.search.harms.decide import HarmEvidence, Pulse, Run, units_trained
-from regimes.search.harms.kinds import Kind, apply_pulse
+from regimes.search.harms.decide import Pulse, Run, units_trained
+from regimes.search.harms.kinds import PulseKind, apply_pulse
 from regimes.search.harms.ladder import grid_toml, ladders_of
 from regimes.search.harms.rates import mean_rates
 from regimes.search.harms.result import Harm
 from regimes.search.harms.search import Facts, HarmSearch, rules_of
-from regimes.search.search import RecordSearch, SearchBudget, SearchLog, Show, expect
+from regimes.search.rounds import RecordSearch, SearchBudget, SearchLog, Show, expect
 from regimes.search.sweep import Cell
 
 if TYPE_CHECKING:
     from regimes.data.task import Task
 
 
-class Records(RecordSearch[Run], HarmSearch):
-    """Trunks of several seeds, and their branches.
+class BranchSearch(RecordSearch[Run], HarmSearch):
+    """Searches for harm among trunks of several seeds, which the trainer trains, and their
+    branches.
 
     Attributes:
         trunk: the configuration of the first seed's trunk.
@@ -37,7 +40,7 @@ class Records(RecordSearch[Run], HarmSearch):
         self,
         out: Path,
         trunk: RunConfig,
-        kinds: Mapping[str, Kind],
+        kinds: Mapping[str, PulseKind],
         task: Task | None,
         margin: float | None,
         parts: int,
@@ -62,7 +65,7 @@ class Records(RecordSearch[Run], HarmSearch):
     # -- runs --------------------------------------------------------------------------------
 
     def cell(self, run: Run) -> Cell:
-        """The folder and the configuration of a run."""
+        """Return the folder and the configuration of a run."""
         (pulse, number), folder = run, self.out / self.name(run)
         config = replace(self.trunk, seed=self.trunk.seed + number)
         if pulse is None:
@@ -76,14 +79,15 @@ class Records(RecordSearch[Run], HarmSearch):
         return folder, replace(config, name=self.label(pulse), branch=branch)
 
     def record(self, run: Run) -> Record:
-        """The record of a run that has ended."""
+        """Return the record of a run that has ended. Each is read once."""
         name = self.name(run)
         if name not in self._records:
             self._records[name] = load(self.out / name)
         return self._records[name]
 
     def search(self, budget: SearchBudget, jobs: int, show: Show) -> Harm:
-        """Search, and say what was found."""
+        """Train runs, ``jobs`` at a time, until all is resolved or the budget is spent, and return
+        what was found."""
         self.jobs = jobs
         return self.found(self.run_rounds(budget, show))
 
@@ -128,32 +132,29 @@ class Records(RecordSearch[Run], HarmSearch):
         expect(result is None or (isinstance(result, str) and run[0] is not None))
 
     def found(self, log: SearchLog[Run]) -> Harm:
-        """What the rounds have found, with bytes, rates and ladders."""
+        """Return what the rounds have found, with bytes, rates and ladders."""
         first, known = self.record((None, 0)), self.known(log)
         rates = mean_rates(first)
-        found = replace(
-            super().found(log),
-            unit=unit_name(first.config),
-            saved=self._saved(known),
-            rates=[rate / (max(rates) or 1.0) for rate in rates],
-        )
-        found = replace(found, ladders=ladders_of(found, first))
-        seeds = 1 + max(number for _, number in known.harms)
-        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.ladders else "")
-
-    def _saved(self, known: HarmEvidence) -> dict[Pulse, float]:
-        """By pulse, the share of the trunk's bytes that is not sent, a mean over seeds."""
+        # by pulse, the share of the trunk's bytes that is not sent, a mean over seeds
         shares: dict[Pulse, list[float]] = {}
         for (pulse, number), harm in known.harms.items():
             if pulse is not None and not math.isinf(harm):
                 pair = self.record((pulse, number)), self.record((None, number))
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
-        return {pulse: sum(of_seeds) / len(of_seeds) for pulse, of_seeds in shares.items()}
+        found = replace(
+            super().found(log),
+            unit=unit_name(first.config),
+            saved={pulse: statistics.fmean(of_seeds) for pulse, of_seeds in shares.items()},
+            rates=[rate / (max(rates) or 1.0) for rate in rates],
+        )
+        found = replace(found, ladders=ladders_of(found, first))
+        seeds = 1 + max(number for _, number in known.harms)
+        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.ladders else "")
 
 
 def facts_of_trunk(run: Record) -> Facts:
-    """What a search takes from its first trunk."""
+    """Return what a search takes from its first trunk: units, metric, its smallest step."""
     shown, units = tested_by(run), len(run.rows)
     expected = "so many steps that a run has two units or more"
     require(units >= 2, "unit_steps", run.config.get("unit_steps"), expected)

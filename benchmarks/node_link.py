@@ -1,18 +1,19 @@
-"""Two nodes of two processes with a slow link between: bytes and seconds of a step of DDP.
+"""Four nodes of two processes with slow links between: bytes and seconds of a step of DDP.
 
-    python -m benchmarks.node_link            # Linux, root, iproute2
+    python -m benchmarks.node_link [--nodes 2]           # Linux, root, iproute2
 
-Four processes (`benchmarks.nodes`), two of them on each side of one limited link; within a side
-nothing is limited. A GPT of 2 million parameters is trained with DistributedDataParallel: by DDP's
-own all-reduce, by torch's hooks, and by `regimes.attach`, once with each process as a worker
-(``nodes=False``, "flat") and once with each node (``nodes=2``). All methods live in the same
-processes and take their steps in turn, round by round.
+Two processes (`benchmarks.nodes`) stand for the devices of each node. The link of each node to the
+others is limited in both directions; within a node nothing is limited. A GPT of 2 million
+parameters is trained with DistributedDataParallel: by DDP's own all-reduce, by torch's hooks, and
+by `regimes.attach`, once with each process as a worker (``nodes=False``, "flat") and once with each
+node (``nodes=4``). All methods live in the same processes and take their steps in turn, round by
+round.
 
-- *measured*: what the kernel has sent from a node over the link, headers included;
-- *predicted*: `regimes cost --nodes 2 --gpus 2`, with ``--worker device`` or ``node``: bytes from
+- *measured*: what the kernel has sent from the first node over its link, headers included;
+- *predicted*: `regimes cost --nodes 4 --gpus 2`, with ``--worker device`` or ``node``: bytes from
   the shapes alone; seconds from the step as it was measured on a link without a limit.
 
-All four share the cores of one machine, so that a step takes longer than on nodes of their own.
+All of them share the cores of one machine, so that a step takes longer than on nodes of their own.
 Leaves ``benchmarks/node_link.json`` and ``node_link.md``.
 """
 
@@ -38,9 +39,9 @@ METHODS: dict[str, tuple[str, Any]] = {  # compressor and level, as `regimes cos
     "4 bits": ("quantised-all-reduce", 4),
     "PowerSGD 4": ("powersgd", 4),
 }
-WAYS = {"flat": (False, "device"), "nodes": (2, "node")}  # of `attach`, of `regimes cost`
+WAYS = {"flat": "device", "nodes": "node"}  # the worker, as `regimes cost` names it
 WARM, STEPS, ROUNDS, RATES = 3, 4, 5, (1000, 100)
-NODES, EACH, GOAL = 2, 2, 0.10
+NODES, EACH, GOAL = 4, 2, 0.10
 SEQUENCE, BATCH, VOCABULARY = 32, 2, 256
 
 
@@ -54,7 +55,7 @@ def rows_of() -> list[str]:
 _jobs: dict[str, Any] = {}
 
 
-def take(method: str, steps: int) -> float:
+def take(method: str, steps: int, nodes: int = NODES) -> float:
     """Some steps of a method on this process; seconds of one."""
     import torch
     import torch.distributed as dist
@@ -64,7 +65,7 @@ def take(method: str, steps: int) -> float:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
     if method not in _jobs:
-        _jobs[method] = _built(method)
+        _jobs[method] = _built(method, nodes)
     net, optimizer = _jobs[method][:2]
     dist.barrier()
     began = time.perf_counter()
@@ -78,7 +79,7 @@ def take(method: str, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def _built(method: str) -> tuple[Any, ...]:
+def _built(method: str, nodes: int) -> tuple[Any, ...]:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.nn.parallel import DistributedDataParallel
@@ -101,7 +102,7 @@ def _built(method: str) -> tuple[Any, ...]:
         compressor={"name": compressor, **({} if level == "dense" else {"level": level})},
         policy="static" if level == "dense" else None,
         every=10**6,
-        nodes=WAYS[way][0],
+        nodes=nodes if way == "nodes" else False,
         record=regimes.RecordOptions(summary=False),
     )
     return net, optimizer, hook
@@ -110,7 +111,7 @@ def _built(method: str) -> tuple[Any, ...]:
 # -- the benchmark ---------------------------------------------------------------------------
 
 
-def predict(rows: dict[str, dict[str, Any]]) -> None:
+def predict(rows: dict[str, dict[str, Any]], nodes: int) -> None:
     """Bytes over the link in a step, and seconds at each rate, by `regimes cost`."""
     from regimes.cost import from_model, methods
     from regimes.cost.network import Network
@@ -118,12 +119,12 @@ def predict(rows: dict[str, dict[str, Any]]) -> None:
 
     for method, (name, level) in METHODS.items():
         parsed = methods.parse_method(name if level == "dense" else f"{name}:{level}")
-        for way, (_, worker) in WAYS.items():
+        for way, worker in WAYS.items():
             row = rows[f"{method}, {way}"]
             options = JobOptions(
                 "benchmarks.island_link:model",
                 step="1s",
-                nodes=NODES,
+                nodes=nodes,
                 gpus=EACH,
                 worker=worker,  # type: ignore[arg-type]
             )
@@ -138,14 +139,14 @@ def predict(rows: dict[str, dict[str, Any]]) -> None:
             }
 
 
-def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
+def measure(rounds: int, rates: list[int], count: int) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 
     names = rows_of()
     rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "measured": {}} for m in names}
-    with islands() as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
+    with islands(0.0, count, EACH) as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
         for method in names:
-            nodes.ask("node_link", method=method, steps=WARM)
+            nodes.ask("node_link", method=method, steps=WARM, nodes=count)
         for rate in (None, *rates):
             limit_trunk(hubs, rate)
             for turn in range(rounds):
@@ -156,19 +157,20 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
                     rows[method]["measured"].setdefault(str(rate), []).append(sent)
                     rows[method]["seconds"].setdefault(str(rate), []).append(max(seconds))
                 print(f"link {rate}, round {turn}", flush=True)
-    predict(rows)
+    predict(rows, count)
     machine = {"cores": os.cpu_count(), "system": platform.platform()}
     machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
-    return {"machine": machine, "rounds": rounds, "steps": STEPS, "rates": rates, "rows": rows}
+    shape = {"nodes": count, "each": EACH, "rounds": rounds, "steps": STEPS, "rates": rates}
+    return {"machine": machine, **shape, "rows": rows}
 
 
 def markdown(result: dict[str, Any]) -> str:
     rows, rates, machine = result["rows"], result["rates"], result["machine"]
     slow = str(rates[-1])
     text = [
-        "This page compares DDP on two nodes of two processes: with each process as a worker "
-        "(flat) and with each node, beside DDP and torch's hooks. `python -m benchmarks.node_link` "
-        "measures; its docstring describes how.",
+        f"This page compares DDP on {result['nodes']} nodes of {result['each']} processes: with "
+        "each process as a worker (flat) and with each node, beside DDP and torch's hooks. "
+        "`python -m benchmarks.node_link` measures; its docstring describes how.",
         "",
         f"| method | kB over the link, {slow} Mbit/s | kB predicted | predicted / measured |"
         + "".join(f" ms at {rate} Mbit/s | of DDP's | predicted |" for rate in rates),
@@ -197,7 +199,7 @@ def markdown(result: dict[str, Any]) -> str:
         "headers and confirmations, which no prediction has. Seconds are medians of "
         f"{result['rounds']} rounds of {result['steps']} steps; predicted ones add the link to "
         "the step as it was on a link without a limit. "
-        f"{machine['processor']}, {machine['cores']} cores that four processes and others share "
+        f"{machine['processor']}, {machine['cores']} cores that all processes share "
         f"(load average {machine['load']:.0f}).",
     ]
     return "\n".join(text) + "\n"
@@ -206,10 +208,11 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
     chosen = parser.parse_args()
-    result = measure(chosen.rounds, chosen.rates)
+    result = measure(chosen.rounds, chosen.rates, chosen.nodes)
     write_output(chosen.out / "node_link.json", json.dumps(result, indent=1) + "\n")
     write_output(chosen.out / "node_link.md", markdown(result))
     print(markdown(result))

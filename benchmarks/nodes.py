@@ -68,23 +68,43 @@ def star() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def islands(delay: float = 0.0) -> Iterator[tuple[list[str], list[str]]]:
-    """Names of `NODES` namespaces, each half joined by a bridge, and of the two namespaces with
-    the bridges, which the device ``trunk`` connects, with ``delay`` seconds in each direction."""
+def islands(
+    delay: float = 0.0, count: int = 2, each: int = NODES // 2
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Names of ``count * each`` namespaces, each island of them joined by a bridge, and of the
+    namespaces with the bridges. The device ``trunk`` of each bridge leads to the other one, with
+    ``delay`` seconds in each direction; with more than two islands, to a bridge between them."""
     sweep()
-    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
-    hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(2)]
+    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(count * each)]
+    hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(count)]
     try:
         for name in names:
             _add(name)
         for i, hub in enumerate(hubs):
-            _bridge(hub, names[i * NODES // 2 : (i + 1) * NODES // 2], names)
-        with _delayed(hubs, delay) if delay else _direct(hubs):
+            _bridge(hub, names[i * each : (i + 1) * each], names)
+        joined = _through_core(hubs) if count > 2 else _direct(hubs)
+        with _delayed(hubs, delay) if delay else joined:
             for hub in hubs:
                 sh("ip", "-n", hub, "link", "set", "trunk", "master", "bridge", "up")
             yield names, hubs
     finally:
         sweep(os.getpid())
+
+
+def _core(hubs: Sequence[str]) -> str:
+    """The namespace with the bridge between more than two islands."""
+    return f"{hubs[0].rsplit('-', 1)[0]}-core"
+
+
+@contextlib.contextmanager
+def _through_core(hubs: Sequence[str]) -> Iterator[None]:
+    core = _core(hubs)
+    _bridge(core, [], [])
+    for i, hub in enumerate(hubs):
+        words = ["link", "add", "trunk", "type", "veth", "peer", "name", f"trunk{i}"]
+        sh("ip", "-n", hub, *words, "netns", core)
+        sh("ip", "-n", core, "link", "set", f"trunk{i}", "master", "bridge", "up")
+    yield
 
 
 @contextlib.contextmanager
@@ -152,9 +172,11 @@ def limit(names: Sequence[str], rate: float | None) -> None:
 
 
 def limit_trunk(hubs: Sequence[str], rate: int | None) -> None:
-    """The same for both ends of the link between islands."""
-    for hub in hubs:
+    """The same for both ends of the link of each island."""
+    for i, hub in enumerate(hubs):
         _limit(hub, "trunk", rate)
+        if len(hubs) > 2:
+            _limit(_core(hubs), f"trunk{i}", rate)
 
 
 def _limit(where: str, device: str, rate: float | None) -> None:

@@ -55,8 +55,8 @@ def rows_of() -> list[str]:
 _jobs: dict[str, Any] = {}
 
 
-def take(method: str, steps: int, nodes: int = NODES) -> float:
-    """Some steps of a method on this process; seconds of one."""
+def take(method: str, steps: int, nodes: int = NODES) -> tuple[float, float]:
+    """Some steps of a method on this process: seconds of one, and CPU seconds of this process."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional as F
@@ -68,15 +68,16 @@ def take(method: str, steps: int, nodes: int = NODES) -> float:
         _jobs[method] = _built(method, nodes)
     net, optimizer = _jobs[method][:2]
     dist.barrier()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     for step in range(steps):
         draw = torch.Generator().manual_seed(10 * step + dist.get_rank())
         x = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=draw)
         optimizer.zero_grad()
         F.cross_entropy(net(x[:, :-1])[0].flatten(0, 1), x[:, 1:].flatten()).backward()
         optimizer.step()
+    worked = time.process_time() - worked  # the barrier may spin
     dist.barrier()
-    return (time.perf_counter() - began) / steps
+    return (time.perf_counter() - began) / steps, worked / steps
 
 
 def _built(method: str, nodes: int) -> tuple[Any, ...]:
@@ -143,7 +144,7 @@ def measure(rounds: int, rates: list[int], count: int) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 
     names = rows_of()
-    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "measured": {}} for m in names}
+    rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "cpu": {}, "measured": {}} for m in names}
     with islands(0.0, count, EACH) as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
         for method in names:
             nodes.ask("node_link", method=method, steps=WARM, nodes=count)
@@ -152,13 +153,16 @@ def measure(rounds: int, rates: list[int], count: int) -> dict[str, Any]:
             for turn in range(rounds):
                 for method in names:
                     before = crossed(hubs[0])
-                    seconds = nodes.ask("node_link", method=method, steps=STEPS)
+                    taken = nodes.ask("node_link", method=method, steps=STEPS, nodes=count)
                     sent = (crossed(hubs[0]) - before) / STEPS
                     rows[method]["measured"].setdefault(str(rate), []).append(sent)
-                    rows[method]["seconds"].setdefault(str(rate), []).append(max(seconds))
+                    rows[method]["seconds"].setdefault(str(rate), []).append(
+                        max(x[0] for x in taken)
+                    )
+                    rows[method]["cpu"].setdefault(str(rate), []).append(sum(x[1] for x in taken))
                 print(f"link {rate}, round {turn}", flush=True)
     predict(rows, count)
-    machine = {"cores": os.cpu_count(), "system": platform.platform()}
+    machine: dict[str, Any] = {"cores": os.cpu_count(), "system": platform.platform()}
     machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
     shape = {"nodes": count, "each": EACH, "rounds": rounds, "steps": STEPS, "rates": rates}
     return {"machine": machine, **shape, "rows": rows}
@@ -172,11 +176,12 @@ def markdown(result: dict[str, Any]) -> str:
         "each process as a worker (flat) and with each node, beside DDP and torch's hooks. "
         "`python -m benchmarks.node_link` measures; its docstring describes how.",
         "",
-        f"| method | kB over the link, {slow} Mbit/s | kB predicted | predicted / measured |"
+        f"| method | kB over the link, {slow} Mbit/s | kB predicted | predicted / measured "
+        "| CPU, of DDP's |"
         + "".join(f" ms at {rate} Mbit/s | of DDP's | predicted |" for rate in rates),
-        "|---|---:|---:|---:|" + "---:|---:|---:|" * len(rates),
+        "|---|---:|---:|---:|---:|" + "---:|---:|---:|" * len(rates),
     ]
-    errors = {}
+    errors: dict[str, float] = {}
     for method, row in rows.items():
         measured = statistics.median(row["measured"][slow])
         known = "predicted" in row
@@ -184,6 +189,10 @@ def markdown(result: dict[str, Any]) -> str:
         cells = [method, f"{measured / 1e3:.0f}"]
         cells += [f"{row['predicted'] / 1e3:.0f}" if known else "", ""]
         cells[-1] = f"{row['predicted'] / measured:.3f}" if known else ""
+        cpu = statistics.median(
+            a / b for a, b in zip(row["cpu"][slow], rows[DDP]["cpu"][slow], strict=True)
+        )
+        cells.append(f"{cpu:.2f}")
         for rate in map(str, rates):
             own, dense = row["seconds"][rate], rows[DDP]["seconds"][rate]
             share = statistics.median(a / b for a, b in zip(own, dense, strict=True))
@@ -196,7 +205,8 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"Predicted bytes are within {100 * GOAL:.0f} % for {within} of {len(errors)} methods; the "
         f"largest difference is {100 * errors[worst]:+.1f} %, of {worst}. The kernel counts "
-        "headers and confirmations, which no prediction has. Seconds are medians of "
+        "headers and confirmations, which no prediction has. CPU: seconds of all processes in a "
+        f"step at {slow} Mbit/s, divided by those of {DDP} in that round. Seconds are medians of "
         f"{result['rounds']} rounds of {result['steps']} steps; predicted ones add the link to "
         "the step as it was on a link without a limit. "
         f"{machine['processor']}, {machine['cores']} cores that all processes share "

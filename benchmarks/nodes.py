@@ -313,7 +313,7 @@ def _island(**details: Any) -> dict[str, Any]:
     return take(**details)
 
 
-def _node_link(**details: Any) -> float:
+def _node_link(**details: Any) -> tuple[float, float]:
     from benchmarks.node_link import take
 
     return take(**details)

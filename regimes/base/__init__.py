@@ -1,2 +1,6 @@
-"""What every room may use and what uses none of them: configuration, output for the terminal,
-errors, checks of input, seeds, number formats and intervals."""
+"""What every room uses, and what itself uses no room: configuration, console, errors, seeds.
+
+``config`` is the configuration of a run, ``console`` writes to a terminal, ``capabilities`` says
+what does not work together, and the modules beside them are errors, checks of input, seeds, number
+formats, reductions and intervals.
+"""

@@ -1,6 +1,8 @@
-"""The subcommands: ``train`` has those that train, ``read`` those that read records.
+"""The commands: each parses its words, calls the toolkit and prints. Nothing imports this room.
 
-Each parses, calls and prints; torch is imported when training starts.
+``train`` has the commands that train, ``read`` those that read records. ``live`` is `regimes
+watch`, ``machine`` `regimes doctor`, ``html_report`` `regimes report`. Torch is imported when
+training starts.
 """
 
 from regimes.cli.app import app

@@ -1,1 +1,5 @@
-"""Communication between workers, simulated or in real processes, and its cost."""
+"""What workers send each other, simulated or by torch.distributed, and how much of it.
+
+`comm.Comm` counts, and a `world.World` carries: the base class for simulated workers, `processes`
+for real ones. This room uses base alone; whatever exchanges numbers uses it.
+"""

@@ -1,4 +1,8 @@
-"""Compressors: one contract (``base``), one file per family, and the names that select them."""
+"""Compressors: how the gradients of workers become one shared update, a file per family.
+
+``base`` has the contract, ``exchange`` puts gradients into buckets, ``reducer`` plans a bucket.
+This room uses collectives and base; training, job and hook use it.
+"""
 
 from regimes.base.config import Registry
 from regimes.compression.base import Compressor

@@ -1,1 +1,4 @@
-"""Seconds of a step on a network, predicted from records or measured work."""
+"""Seconds of a step on a network, predicted from records or measured work, and measured clocks.
+
+This room uses data, training and plotting; search and cli use it.
+"""

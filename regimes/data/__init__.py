@@ -1,4 +1,7 @@
-"""What is trained on: images, texts, deficits, and the protocol of a task."""
+"""What is trained on: images, texts, deficits, the protocol of a task; and ``models``, by name.
+
+This room uses collectives, records and base; training, cost and integrations use it.
+"""
 
 from __future__ import annotations
 

@@ -1,2 +1,5 @@
-"""Compression in a user's own training: ``attaching`` has the three functions, ``ddp`` the hook,
-``fsdp`` models that FSDP2 divides, ``local`` local steps. ``integrations`` alone may import it."""
+"""Compression in a training loop of the user's own.
+
+``attaching`` has the three functions that attach a hook, ``ddp`` the hook itself, ``fsdp`` what
+FSDP2 divides, ``local`` local steps. This room uses job and training; integrations alone use it.
+"""

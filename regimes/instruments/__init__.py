@@ -1,4 +1,8 @@
-"""Instruments measure statistics during training and leave no trace on the run."""
+"""Instruments: what is measured during training, without a trace on the run.
+
+``hessian`` has the Hessian of a probe loss. This room uses compression and policies; job and
+training use it.
+"""
 
 from __future__ import annotations
 

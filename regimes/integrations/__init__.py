@@ -1,5 +1,7 @@
 """The hook for trainers that wrap the model themselves: Hugging Face's, Accelerate, Lightning.
 
+This room uses hook; nothing imports it but the user.
+
 Each module needs the package it is for and is imported by its own name, before that package::
 
     from regimes.integrations.transformers import RegimesCallback

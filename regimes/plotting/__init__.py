@@ -1,4 +1,5 @@
-"""Records as numbers and pictures, for `regimes report` and the study (`analysis`). No torch.
+"""Records as tables, pictures and lines of text. No torch.
 
-`style` and `panels` import seaborn and matplotlib, so the command line imports them late.
+This room uses records, policies, presets and job; cli, search, cost and the study use it. `style`
+and `panels` import seaborn and matplotlib, so the command line imports them late.
 """

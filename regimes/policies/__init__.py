@@ -1,4 +1,8 @@
-"""Policies: the history of a run in, the next epoch's levels out. No torch."""
+"""Policies: the history of a run in, the next unit's levels out. No torch.
+
+``detectors`` say whether a history is critical, ``replay`` asks policies and detectors of recorded
+runs. This room uses records and base; job, instruments, presets and plotting use it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Named experiments: configurations, and grids of them (ablations).
 
-A preset is a diff from the defaults; its docstring says the command, the machine and the minutes.
+This room uses policies and base; plotting, search and cli use it. A preset is a diff from the
+defaults; its docstring says the command, the machine and the minutes.
 A grid is a family of schedules of one preset: ``{schedule: configuration}``; every seed of a grid
 is a run of its own. ``families`` makes grids from a preset, ``cpu`` has presets of minutes on two
 cores, ``language`` has language models on a text that is everywhere. ``own`` reads TOML files, also

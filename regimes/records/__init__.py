@@ -1,7 +1,8 @@
 """The record: what a run leaves on disk, enough to redraw every figure and replay every policy.
 
-``docs/how-to/record.md`` lists the files of a record. A crash at any byte leaves it readable: a
-torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl`` may be one epoch ahead.
+This room uses base alone. ``docs/how-to/record.md`` lists the files of a record. A crash at any
+byte leaves it readable: a torn last line is ignored, and ``seconds.jsonl`` or ``instruments.jsonl``
+may be one epoch ahead.
 Lines that are doubled, missing, out of order or not as `schema` allows are damage, which every
 reader reports. No torch.
 

@@ -20,12 +20,12 @@ _LONGEST = 60  # letters of a value in a sentence
 
 
 def digest(facts: Any) -> str:
-    """SHA-256 of nested plain types."""
+    """Return the SHA-256 digest of nested plain types, in hexadecimal."""
     return hashlib.sha256(_to_json(facts).encode()).hexdigest()
 
 
 def describe_difference(everyone: Sequence[Any]) -> str | None:
-    """How the first process that differs from process 0 does; None if all are the same.
+    """Describe how the first process that differs from process 0 differs; None if all are the same.
 
     Args:
         everyone: nested plain types, by rank.
@@ -90,8 +90,8 @@ AS_ATTACHED = (  # what to do about a job of a user's own loop
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What a process says of its weights, to be compared with the other processes'.
+class WeightsReport:
+    """Holds what a process reports of its weights, to be compared with the other processes'.
 
     Attributes:
         when: what has just ended, e.g. "unit 3".
@@ -104,8 +104,8 @@ class Weights:
     strangers: Sequence[str] = ()
 
 
-def check_weights(own: Weights, everyone: Sequence[Sequence[Any]], shards: int) -> None:
-    """Compare the weights of all processes.
+def check_weights(own: WeightsReport, everyone: Sequence[Sequence[Any]], shards: int) -> None:
+    """Raise an error unless all processes train the same parameters and hold the same weights.
 
     Args:
         everyone: by rank the fingerprint and the strangers.

@@ -33,9 +33,16 @@ _SAME = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
-    """``call``: the call in which a process waits; None if it waits in a collective of a step, or
-    not at all. ``steps``: finished steps. ``count``: calls entered so far. ``outside``: it waits in
-    a collective of the script, of these ranks of the default group."""
+    """Says where a process waits.
+
+    Attributes:
+        call: The call in which the process waits; None if it waits in a collective of a step, or
+            not at all.
+        steps: The steps that it has finished.
+        count: The calls that it has entered so far.
+        outside: The process waits in a collective of the script, among these ranks of the default
+            group.
+    """
 
     call: str | None
     steps: int
@@ -44,7 +51,7 @@ class Position(TypedDict):
 
 
 class CallGuard:
-    """The guard of one process.
+    """Compares the calls of one process with those of the others, which must make the same calls.
 
     Attributes:
         others: the other processes; empty: nothing is compared.
@@ -72,13 +79,13 @@ class CallGuard:
         self.entering = False
 
     def use_group(self, group: Group) -> None:
-        """From now on processes meet over a communicator that nothing else uses; and collectives of
-        the script are seen."""
+        """Let processes meet over a communicator that nothing else uses, and begin to watch the
+        script's own collectives."""
         self.group = group
         outside.watch_script(self, SOON / 2, self.closed)
 
     def close(self) -> None:
-        """Look at the script no more."""
+        """Stop watching the script's own collectives."""
         self.closed.set()
 
     def enter_call(self, call: str, patience: float | None = None) -> None:
@@ -126,8 +133,9 @@ class CallGuard:
                 raise ConfigError(_describe_mismatch(other, position, self.rank, self.done()))
 
     def post_outside(self, waits: tuple[str, list[int], int] | None) -> None:
-        """Post the collective in which this process has been for a while, of the script or torch's
-        own in a step; None: it is in none. From a thread of ``collectives.outside``."""
+        """Post the collective in which this process has waited for a while: one of the script's, or
+        one of torch's own in a step. None says that it waits in no such collective. A thread of
+        ``collectives.outside`` calls this."""
         if waits is not None and not self.outside and not self.posted:
             name, ranks, _ = waits
             here: Position = {"call": None, "steps": self.done(), "count": self.count}
@@ -156,7 +164,7 @@ class CallGuard:
                 self._write_position(end)
 
     def stop_waiting(self) -> None:
-        """This process no longer waits."""
+        """Post that this process no longer waits."""
         self.seen_outside.clear()
         if self.posted:
             with contextlib.suppress(RuntimeError):  # the store may have ended
@@ -250,13 +258,13 @@ def _encode_call(rank: int, call: str) -> bytes:
 
 
 def gather_bytes(everyone: list[torch.Tensor], own: bytes, group: Group) -> Any:
-    """Begin to gather as many bytes from each process of a group."""
+    """Begin to gather equally many bytes from each process of a group, and return torch's work."""
     mine = torch.tensor([*own], dtype=torch.uint8)
     return dist.all_gather(everyone, mine, group=group.torch_group, async_op=True)
 
 
 def done_within(work: Any, seconds: float) -> bool:
-    """Wait for a collective of gloo; False if it needs longer.
+    """Wait for a collective of gloo for so many seconds; return False if it needs longer.
 
     Raises:
         RuntimeError: it has failed.
@@ -270,7 +278,7 @@ def done_within(work: Any, seconds: float) -> bool:
 
 
 def describe_absent(rank: int, call: str, missing: list[int], waited: float) -> str:
-    """That a process waits in a call which others have not made."""
+    """Say that a process waits in a call which others have not made."""
     names = ", ".join(map(str, missing)) or "another one"
     return (
         f"process {rank} has waited {waited:.0f} s in {call} for process {names}: all processes "

@@ -13,7 +13,8 @@ from regimes.collectives.processes import ProcessWorld
 
 
 class Claims:
-    """The claims of one group, in the store of torch's default group.
+    """Lets one group of processes claim things that other groups of the job may want too. Claims
+    are posted in the store of torch's default group.
 
     Attributes:
         first: the group's first process, by its rank in the default group.
@@ -24,7 +25,7 @@ class Claims:
 
     @staticmethod
     def of_world(world: ProcessWorld) -> Claims | None:
-        """The claims of a world's group; None: it is the only group of its job."""
+        """Return the claims of a world's group; None if it is the only group of its job."""
         if world.processes == dist.get_world_size():
             return None
         return Claims(world.everyone.ranks[0])
@@ -34,24 +35,25 @@ class Claims:
         self._claim_store(what).set(str(self.first), "")
 
     def list_claimants(self, what: str) -> list[int]:
-        """The first processes of the groups that claim it, this one included, in order. Call it in
-        a backward pass, with ``post_claim`` before the forward pass: groups that share a forward
-        pass (a mesh of data and tensor parallel processes) have then all posted their claims."""
+        """Return the first process of each group that claims the thing, this group's included, in
+        order. Call it in a backward pass, with ``post_claim`` before the forward pass: groups that
+        share a forward pass (a mesh of data and tensor parallel processes) have then all posted
+        their claims."""
         store, others = self._claim_store(what), range(dist.get_world_size())
         return sorted({self.first, *(rank for rank in others if store.check([str(rank)]))})
 
     def take_ownership(self, what: str) -> int:
-        """Take what is claimed, for good; the first process of the group that has it, which may be
-        another one that was earlier."""
+        """Take the thing for good, unless another group was earlier; return the first process of
+        the group that has it."""
         # atomic: of groups that ask at the same time, one gets it
         return int(self._claim_store(what).compare_set("owner", "", str(self.first)))
 
     def leave_text(self, what: str, key: str, text: str) -> None:
-        """Leave a text for the group that has what this one claims too."""
+        """Leave a text for the group that owns the thing, which this group claims too."""
         self._claim_store(what).set(f"{key}/{self.first}", text)
 
     def read_texts(self, what: str, key: str, wait: float = 0.0) -> list[str]:
-        """What the other groups that claim it have left under a key, in order.
+        """Return what the other groups that claim the thing have left under a key, in order.
 
         Args:
             wait: seconds for those that have not.

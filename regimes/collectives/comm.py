@@ -24,8 +24,8 @@ Shares = Sequence[Mapping[int, int]]  # of each part: how many of a worker's num
 
 @dataclass
 class Riders:
-    """Numbers that travel with the first mean of a bucket, whoever asks for it: layers that are not
-    compressed, and the flag of a finite step. A collective of their own would cost a latency.
+    """Holds numbers that travel with the first mean of a bucket, whoever asks for it: layers that
+    are not compressed, and the flag of a finite step.
 
     Attributes:
         waiting: by layer, ``[L, ...]``, in the order in which they travel, behind the parts.
@@ -76,7 +76,7 @@ class Comm:
         self.kept: Sequence[Tensor] = ()
 
     def mean(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
-        """The mean of each part over all W workers: ``[L, ...] -> [...]``.
+        """Return the mean of each part over all W workers: ``[L, ...] -> [...]``.
 
         Args:
             shares: where a part has the numbers of several layers, how many each layer has. So in
@@ -92,7 +92,7 @@ class Comm:
         return self._apart(means) if one_row else means
 
     def gather(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
-        """Every worker's part, in the order of the workers: ``[L, ...] -> [W, ...]``."""
+        """Return every worker's part, in the order of the workers: ``[L, ...] -> [W, ...]``."""
         self._before_others()
         self._count("gather", parts, shares)
         self.turn += 1
@@ -101,8 +101,8 @@ class Comm:
     def all_to_all(
         self, parts: Sequence[Tensor], shares: Shares = (), *, kept: bool = False
     ) -> list[Tensor]:
-        """The parts that all workers have for each hosted one: of ``[L, W, ...]`` entry w is for
-        worker w before it, and from worker w after it.
+        """Exchange the parts that workers have for each other. Entry w of ``[L, W, ...]`` is the
+        part for worker w before the exchange, and the part from worker w after it.
 
         Args:
             kept: nothing is gathered afterwards, the owner of a part keeps its sum, as in the
@@ -114,7 +114,7 @@ class Comm:
         return self._apart(self.world.all_to_all([*parts]))
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
-        """From here on no answer shares memory with these."""
+        """From here on, let no answer share memory with these tensors."""
         self.kept = () if self.world.lockstep else tensors
 
     def _apart(self, answers: list[Tensor]) -> list[Tensor]:
@@ -132,7 +132,8 @@ class Comm:
     def sum_shards(
         self, parts: Sequence[Float[Tensor, "hosted _"]], chunks: Sequence[int] = ()
     ) -> list[Tensor]:
-        """This shard's share of each sum over the shards of a worker: ``[L, k] -> [L, share]``.
+        """Return this shard's share of each sum over the shards of a worker: ``[L, k] -> [L,
+        share]``.
 
         Args:
             chunks: numbers of the first shard's share; by default shares are divided as rows are,
@@ -145,7 +146,7 @@ class Comm:
     def join_shards(
         self, parts: Sequence[Float[Tensor, " _"]], chunks: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor]:
-        """The parts of all shards of a worker, end to end: ``[part] -> [size]``.
+        """Join the parts of all shards of a worker, end to end: ``[part] -> [size]``.
 
         Args:
             chunks: numbers of the first shard's part; those of the last ones may be fewer.
@@ -163,8 +164,8 @@ class Comm:
         return joined
 
     def mean_of_sums(self, sums: Sequence[Float[Tensor, "hosted _"]]) -> list[Tensor]:
-        """The workers' means of sums over shards, ``[L, k] -> [k]``. Each shard exchanges its share
-        of a sum, so that a worker sends it once."""
+        """Return the workers' means of sums over shards, ``[L, k] -> [k]``. Each shard exchanges
+        its share of a sum, so that a worker sends it once."""
         if self.world.shards == 1:
             return self.mean(sums)
         sizes = [own.shape[1] for own in sums]
@@ -174,7 +175,7 @@ class Comm:
     # -- riders ----------------------------------------------------------------------------------
 
     def send_riders(self) -> None:
-        """Send those that have not travelled yet."""
+        """Send the riders that have not travelled yet."""
         if self.riders.waiting:
             self._mean_with_riders([])
         if self.riders.unjoined is not None:
@@ -245,7 +246,7 @@ class Comm:
 
 
 def signals(world: World, layers: Sequence[int] | None = None) -> Comm:
-    """The collectives of an instrument or a detector.
+    """Make the collectives of an instrument or a detector.
 
     Args:
         layers: of the parts; None: they belong to none.
@@ -254,8 +255,9 @@ def signals(world: World, layers: Sequence[int] | None = None) -> Comm:
 
 
 def mean_apart(world: World, flat: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The mean over all processes, also over those that hold one worker together, for an instrument
-    that only watches: a job without it would send none of this, so it is counted apart."""
+    """Return the mean over all processes, also over those that hold one worker together. An
+    instrument that only watches asks for it: a job without the instrument would send none of this,
+    so it is counted apart."""
     with world.counting_apart():
         (total,) = signals(world).mean_of_sums([flat[None]])
     return total / world.shards

@@ -24,7 +24,7 @@ _connections = itertools.count()  # the same on all processes, which connect in 
 
 
 def connect_world(workers: int, device: torch.device, timeout: float = 600.0) -> World:
-    """The world of this process: simulated when alone, else joined to the launched group.
+    """Make the world of this process: simulated if it is alone, else joined to the launched group.
 
     NCCL carries the tensors if every process has a GPU for itself, gloo otherwise. A process's GPU
     becomes torch's current one.
@@ -43,7 +43,7 @@ def connect_world(workers: int, device: torch.device, timeout: float = 600.0) ->
 
 
 def world_of(workers: int, device: torch.device, membership: Membership) -> ProcessWorld:
-    """The world of all processes of the default group, which all call this."""
+    """Make the world of all processes of the default group, which all call this."""
     store, limit = membership.run_store, membership.nccl_limit
     everyone = Group.of_default("gloo" if limit is None else "nccl")
     faults = Faults(everyone.index, len(everyone), store)
@@ -54,7 +54,7 @@ def world_of(workers: int, device: torch.device, membership: Membership) -> Proc
 
 @dataclass
 class Membership:
-    """This process's place in torch's default group, which runs may use one after the other.
+    """Holds this process's place in torch's default group, which runs may use one after the other.
 
     Attributes:
         store: of the group.
@@ -74,11 +74,11 @@ class Membership:
 
     @property
     def run_store(self) -> dist.Store:
-        """The part of the run under way."""
+        """Return the part of the group's store that belongs to the run under way."""
         return dist.PrefixStore(self.prefix, self.store)
 
     def abort(self) -> None:
-        """Wait for no other process from here on."""
+        """Leave the group at once, and wait for no other process from here on."""
         self.lost = True
         leave_group(at_once=True)
 
@@ -95,9 +95,10 @@ _shared: list[Membership | None] = []  # of each ``shared_group``, the inner one
 
 @contextlib.contextmanager
 def shared_group() -> Iterator[None]:
-    """Runs inside, one after the other, share a group: a grid has hundreds of runs, and making a
-    group takes as long as a short run. The next run takes the group if all processes have ended the
-    last one well and want the same group; otherwise they leave it and make a new one."""
+    """Let the runs inside, which come one after the other, share a group: a grid has hundreds of
+    runs, and making a group takes as long as a short run. The next run takes the group if all
+    processes have ended the last one well and want the same group; otherwise they leave it and make
+    a new one."""
     _shared.append(None)
     try:
         yield
@@ -107,7 +108,7 @@ def shared_group() -> Iterator[None]:
 
 
 def join_group(device: torch.device, timeout: timedelta, name: str) -> Membership:
-    """Make a group for a run of this name, or use the group of the run before again."""
+    """Make a group for a run of this name, or use the group of the previous run again."""
     us, wants = read_launch(), (device, timeout)
     group = _shared[-1] if _shared else None
     store: dist.Store | None = None
@@ -115,7 +116,9 @@ def join_group(device: torch.device, timeout: timedelta, name: str) -> Membershi
         if group is not None:
             usable = group.released and group.wants == wants
             group.released, group.prefix, store = False, name, dist.PrefixStore(name, group.store)
-            if {*_exchange_value(store, us, "whole", "yes" if usable else "no")} == {"yes"}:
+            # each process tells all others through the store whether it can use the group again
+            store.set(f"whole/{us.rank}", "yes" if usable else "no")
+            if {store.get(f"whole/{other}").decode() for other in range(us.count)} == {"yes"}:
                 return group
         _end_group()  # the group of a run in this process that has failed
         if device.type == "cuda":
@@ -153,12 +156,6 @@ def _init_process_group(
     store.set(f"met/{us.rank}", "")
     store.wait([f"met/{rank}" for rank in range(us.count)], timeout)
     return timeout.total_seconds() if own_gpus else None
-
-
-def _exchange_value(store: dist.Store, us: Launched, key: str, value: str) -> list[str]:
-    """The value of every process, through a store."""
-    store.set(f"{key}/{us.rank}", value)
-    return [store.get(f"{key}/{other}").decode() for other in range(us.count)]
 
 
 def _end_group() -> None:

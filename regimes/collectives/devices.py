@@ -17,7 +17,7 @@ _LEAVE = timedelta(seconds=10)  # until all processes have read the store and ra
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device of this process: "auto" takes a GPU where there is one.
+    """Return the device of this process; "auto" takes a GPU if there is one.
 
     Raises:
         ConfigError: there is no such device.
@@ -64,8 +64,8 @@ def check_kinds(store: Any, rank: int, count: int) -> None:
 
 
 def one_gpu_each(store: Any, rank: int, count: int, device: torch.device) -> bool:
-    """Has every process a GPU for itself, as NCCL requires? All get the same answer; process 0
-    warns if some have and some have not."""
+    """Return whether every process has a GPU for itself, as NCCL requires. All get the same answer;
+    process 0 warns if some have and some have not."""
     mine = device.type == "cuda" and torch.cuda.get_device_properties(device)
     store.set(f"gpu/{rank}", f"{socket.gethostname()} {mine.uuid}" if mine else "")
     gpus = [store.get(f"gpu/{other}").decode() for other in range(count)]

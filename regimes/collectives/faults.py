@@ -8,7 +8,6 @@ NCCL runs collectives in a stream, which ``watcher`` watches.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from regimes.base.errors import ConfigError, RegimesError, TrainingError
 from regimes.collectives import call_guard
 from regimes.collectives.call_guard import CallGuard, done_within
+from regimes.collectives.launcher import on_one_node
 from regimes.collectives.process_group import Group, abort_nccl
 from regimes.collectives.watcher import Presence, Watcher
 
@@ -32,7 +32,8 @@ _ROLL_CALL = 3.0  # seconds in which a living process answers when contact is lo
 
 
 class Faults:
-    """The faults of one world.
+    """Handles the faults of one world: how a process waits for the others, and what it raises if
+    one of them is lost.
 
     Attributes:
         guard: of the calls that all processes make.
@@ -60,7 +61,7 @@ class Faults:
     def watch_streams(
         self, store: dist.Store, limit: float, device: torch.device, groups: Sequence[Group]
     ) -> None:
-        """From now on collectives on a GPU run in the order of streams.
+        """Watch collectives on a GPU from now on, which run in the order of streams.
 
         Args:
             limit: seconds that one may take.
@@ -83,7 +84,8 @@ class Faults:
             self.watcher.raise_failure()
 
     def wait_for_work(self, work: Any) -> None:
-        """Wait for a collective of gloo; RuntimeError if it fails."""
+        """Wait for a collective of gloo. Raise RuntimeError if it fails, and ConfigError if another
+        process waits in a call that this process has not made."""
         if not self.guard.others:
             work.wait()
             return
@@ -96,7 +98,7 @@ class Faults:
         self.guard.stop_waiting()
 
     def explain_loss(self, name: str, error: RuntimeError) -> RegimesError:
-        """What to raise in place of the error of a collective."""
+        """Return the exception to raise in place of the error of a collective."""
         silent = name_silent(self.store, self.rank, self.processes)
         deadline = time.monotonic() + _LAST_WORDS
         with contextlib.suppress(RuntimeError):  # the store may have ended, too
@@ -116,7 +118,8 @@ class Faults:
 
 
 def describe_loss(who: str, where: str, silent: str, error: Exception) -> TrainingError:
-    """What to raise in place of an error of torch's.
+    """Return the exception to raise in place of an error of torch's, with the cause if it can be
+    told.
 
     Args:
         who, where: this process, and what it was doing.
@@ -124,7 +127,7 @@ def describe_loss(who: str, where: str, silent: str, error: Exception) -> Traini
     """
     reason = str(error).splitlines()[0]
     lost = f"{who} lost contact with the others {where} ({silent})"
-    if _CONNECTING.search(reason) is None or _on_one_node():
+    if _CONNECTING.search(reason) is None or on_one_node():
         return TrainingError(f"{lost}: {reason}")
     if (own := _OWN_ADDRESS.search(reason)) is not None:
         lost = (
@@ -137,14 +140,8 @@ def describe_loss(who: str, where: str, silent: str, error: Exception) -> Traini
     )
 
 
-def _on_one_node() -> bool:
-    """Has the launcher started all processes on this node?"""
-    count = os.environ.get("WORLD_SIZE")
-    return count is not None and os.environ.get("LOCAL_WORLD_SIZE") == count
-
-
 def name_silent(store: dist.Store | None, rank: int, processes: int) -> str:
-    """Names the processes that do not answer a roll call in the store."""
+    """Name the processes that do not answer a roll call in the store."""
     others = {other: f"roll call/{other}" for other in range(processes) if other != rank}
     unknown = "one of them has died or hangs"
     if store is None:

@@ -30,7 +30,7 @@ def on_group(
     tensor: tuple[Any, Sequence[float]] | None = None,
     mesh: Any = None,
 ) -> ProcessWorld:
-    """A world with a worker for each process of a group. All its processes must create it.
+    """Make a world with a worker for each process of a group.
 
     Args:
         call: the user's call that all processes make, for errors about a process that does not.
@@ -50,7 +50,7 @@ def on_group(
 def on_mesh(
     replicas: Any, replica: Any, device: torch.device, timeout: float, call: str = "attach()"
 ) -> ProcessWorld:
-    """A world with a worker for each replica of a divided model. All processes must create it.
+    """Make a world with a worker for each replica of a divided model. All processes must create it.
 
     Args:
         replicas: the process group of those processes, one of each replica, that hold the same
@@ -73,8 +73,8 @@ def on_nodes(
     timeout: float,
     call: str = "attach()",
 ) -> ProcessWorld:
-    """A world with a worker for each node, whose processes have whole layers each. All processes
-    must create it.
+    """Make a world with a worker for each node, whose processes have whole layers each. All
+    processes must create it.
 
     Args:
         nodes: the ranks of each, in their order equally many.
@@ -147,7 +147,9 @@ class _Groups:
 def exchange_posts(
     name: str, ranks: Sequence[int], value: Any, timeout: float, call: str
 ) -> list[Any]:
-    """What each of some processes posts, plain JSON, in their order; all of them call this.
+    """Return what each of some processes posts, plain JSON, in the order of these processes. All of
+    them call this. A process that waits for others warns after a while, and raises TrainingError
+    after the timeout.
 
     Args:
         name: the same on all of them, and of no other call.
@@ -195,7 +197,7 @@ def _all_ranks(
 def nodes_between(
     replicas: Any, ranks: Sequence[int], timeout: float, call: str
 ) -> list[list[int]]:
-    """The nodes of some processes, which all call this: the ranks of each, in their order.
+    """Return the ranks of each node, in the order of the processes, which all call this.
 
     Args:
         replicas: the process group of those processes, one of each node, that exchange between
@@ -216,7 +218,8 @@ def nodes_between(
 
 
 def nodes_by_name(node: str, ranks: Sequence[int], timeout: float, call: str) -> list[list[int]]:
-    """The same from the name of each process's node."""
+    """Return the ranks of each node like ``nodes_between``, from the name of each process's
+    node."""
     found: dict[str, list[int]] = {}
     posts = exchange_posts(f"nodes/{next(_meshes)}/{ranks[0]}", ranks, node, timeout, call)
     for rank, name in zip(ranks, posts, strict=True):

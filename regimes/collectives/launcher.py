@@ -19,7 +19,7 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 @dataclass(frozen=True)
 class Launched:
-    """One process of a group; by default a process without a launcher.
+    """Describes one process of a group; by default a process without a launcher.
 
     Attributes:
         rank, count: this process's rank, and the number of processes.
@@ -36,8 +36,9 @@ class Launched:
 
 
 def read_launch(env: Mapping[str, str] | None = None) -> Launched:
-    """This process. Where a task of Slurm runs torchrun, the processes of torchrun count, not the
-    task. A batch script is not a task and counts as one process."""
+    """Read from the environment which process of which group this one is. Where a task of Slurm
+    runs torchrun, the processes of torchrun count, not the task. A batch script is not a task and
+    counts as one process."""
     env = os.environ if env is None else env
     tasks = 1 if "WORLD_SIZE" in env else _read_number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
     if tasks > 1:
@@ -61,13 +62,14 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
 
 
 def node_name(env: Mapping[str, str] | None = None) -> str:
-    """This process's node: the same on all processes of a machine that one launcher started."""
+    """Name this process's node: the same on all processes of a machine that one launcher
+    started."""
     env = os.environ if env is None else env
     return f"{socket.gethostname()}/{env.get('GROUP_RANK', '')}"
 
 
 def on_one_node(env: Mapping[str, str] | None = None) -> bool:
-    """Does the launcher say that all processes are on this node?"""
+    """Return whether the launcher says that all processes are on this node."""
     env = os.environ if env is None else env
     return "WORLD_SIZE" in env and env["WORLD_SIZE"] == env.get("LOCAL_WORLD_SIZE")
 
@@ -98,16 +100,18 @@ def _slurm_rendezvous(env: Mapping[str, str]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first node of Slurm's compressed list: of "a[03-05,9]-ib,b" it is "a03-ib"."""
+    """Return the first node of Slurm's compressed list: "a03-ib" for "a[03-05,9]-ib,b"."""
     first = re.split(r",(?![^[]*\])", nodes)[0]
     return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first)
 
 
 def attempt_name() -> str:
-    """A name that a restart by torchrun changes, because its store keeps the addresses of the
-    dead. The agents of several nodes count restarts apart: there the environment variable
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 must be set (docs/how-to/cluster.md).
-    (The number of the run within the process is added, because the store outlives a run as well.)
+    """Return a name that changes when torchrun restarts the processes, because torchrun's store
+    keeps the addresses of the dead.
+
+    The agents of several nodes count restarts apart: there the environment variable
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 must be set (docs/how-to/cluster.md). The store outlives a
+    run as well, so callers add the number of the run within the process.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"regimes/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if alone else 'all'}"

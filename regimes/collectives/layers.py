@@ -12,8 +12,8 @@ MARKS = -2  # of what processes tell each other of their passes: counted nowhere
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows of a layer on one of several processes, divided as ``torch.chunk`` does: the last
-    ones may hold fewer, or none.
+    """Describes the rows of a layer on one of several processes, divided as ``torch.chunk`` does:
+    the last ones may hold fewer, or none.
 
     Attributes:
         index, count: which of how many.
@@ -26,18 +26,18 @@ class Shard:
 
     @property
     def chunk(self) -> int:
-        """Rows of the first shard."""
+        """Return the number of rows of the first shard."""
         return -(-self.rows // self.count)
 
     @property
     def here(self) -> slice:
-        """The rows of this shard."""
+        """Return which rows of the whole layer this shard has."""
         start = min(self.rows, self.index * self.chunk)
         return slice(start, min(self.rows, start + self.chunk))
 
 
 class Piece(NamedTuple):
-    """What one parameter has in a row of a layer.
+    """Describes what one parameter has in a row of a layer.
 
     Attributes:
         size: so many numbers.
@@ -74,13 +74,13 @@ class Layer:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(n, m): the first dimension against all others."""
+        """Return (n, m): the first dimension, and the product of all others."""
         return self.shape[0] if self.shape else 1, math.prod(self.shape[1:])
 
     @property
     def inner(self) -> tuple[int, int] | None:
-        """The shape of each matrix of a layer that is a stack of them, ``[count, n, m]``, such as
-        the experts of a mixture; None: the layer is one matrix.
+        """Return the shape of each matrix of a layer that is a stack of matrices, ``[count, n,
+        m]``, such as the experts of a mixture; None if the layer is one matrix.
 
         A convolution over sequences has three dimensions, too. Of both readings a layer has the one
         whose factors have fewer numbers at a rank: its shape decides, and the largest rank of
@@ -93,12 +93,13 @@ class Layer:
 
     @property
     def row(self) -> tuple[Piece, ...]:
-        """The pieces of a row."""
+        """Return the pieces of a row."""
         return self.pieces or (Piece(self.matrix[1], True),)
 
     @property
     def compressed(self) -> bool:
-        """1-D parameters travel dense (paper, Appendix F), and so do those without any number."""
+        """Return whether the layer is compressed. 1-D parameters travel dense (paper, Appendix F),
+        and so do those without any number."""
         if self.pieces:
             return any(piece.compressed for piece in self.pieces)
         rows = self.shape[:1] if self.shard is None else (self.shard.rows,)
@@ -106,12 +107,12 @@ class Layer:
 
     @property
     def whole(self) -> Layer:
-        """The layer of which this is a shard, or itself."""
+        """Return the layer of which this is a shard, or the layer itself."""
         shard = self.shard
         return self if shard is None else Layer(self.name, (shard.rows, *self.shape[1:]))
 
     def on(self, index: int, count: int) -> Layer:
-        """Its part on one of ``count`` processes."""
+        """Return this layer's part on one of ``count`` processes."""
         shard = Shard(index, count, self.matrix[0])
         rows = shard.here
         return Layer(self.name, (rows.stop - rows.start, *self.shape[1:]), shard)

@@ -18,7 +18,7 @@ _ORDER = (*_KINDS, "exchange", "scatter", "weights", "sum", "join")  # in a reco
 
 
 class Meter:
-    """What was passed to the collectives since the last ``take_counts``.
+    """Holds what was passed to the collectives since the last ``take_counts``.
 
     Attributes:
         layers: traffic per layer index; ``NO_LAYER``: of no layer (loss, buffers).
@@ -97,21 +97,16 @@ class Meter:
     def _add_waiting(self) -> None:
         while self._waiting:
             (layers, kind, numbers, dtype, convention), times = self._waiting.popitem()
-            for layer, each in zip(layers, numbers, strict=True):
-                self._count_layer(layer, kind, each, dtype, convention, times)
-
-    def _count_layer(
-        self, layer: int, kind: str, numbers: int, dtype: torch.dtype, convention: bool, times: int
-    ) -> None:
-        if kind in ("exchange", "scatter"):  # a worker keeps the part that is for itself
-            numbers -= numbers // self.workers
-        size = numbers * dtype.itemsize
-        floats_sent = numbers if dtype == self.dtype else size / 4
-        # an exchange: with the gather of what it adds up it is one mean (see ``Traffic``)
-        copies = {"gather": self.workers, "exchange": 0}.get(kind, 1)
-        floats = floats_sent * copies if convention else 0
-        self._layers[layer] = self._layers[layer] + Traffic(times * floats, times * size)
-        self._sent[kind] = self._sent.get(kind, 0) + times * size
+            for layer, asked in zip(layers, numbers, strict=True):
+                # of an exchange a worker keeps the part that is for itself
+                kept = asked // self.workers if kind in ("exchange", "scatter") else 0
+                size = (asked - kept) * dtype.itemsize
+                floats_sent = asked - kept if dtype == self.dtype else size / 4
+                # an exchange: with the gather of what it adds up it is one mean (see ``Traffic``)
+                copies = {"gather": self.workers, "exchange": 0}.get(kind, 1)
+                floats = floats_sent * copies if convention else 0
+                self._layers[layer] = self._layers[layer] + Traffic(times * floats, times * size)
+                self._sent[kind] = self._sent.get(kind, 0) + times * size
 
     def count_within(self, kind: str, tensor: Tensor) -> None:
         """Count one request among the shards of a worker."""
@@ -129,13 +124,13 @@ class Meter:
             table["weights"] = table.get("weights", 0) + more
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts so far, in plain types."""
+        """Return the counts so far, in plain types."""
         layers = {i: [t.floats, t.bytes] for i, t in self.layers.items()}
         counted = {"layers": layers, "calls": dict(self.calls), "sent": dict(self.sent)}
         return counted | ({"dense": dict(self.dense)} if self.dense else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse; replaces the counts."""
+        """Replace the counts by those of a ``state_dict``."""
         self.take_counts()
         self.layers.update({i: Traffic(*counts) for i, counts in state["layers"].items()})
         self.calls.update(state["calls"])
@@ -143,7 +138,7 @@ class Meter:
         self.dense.update(state.get("dense", {}))
 
     def add_counts(self, other: Meter) -> None:
-        """Count what another one has counted."""
+        """Add what another meter has counted."""
         for i, traffic in other.layers.items():
             self.layers[i] = self.layers[i] + traffic
         tables = (self.calls, other.calls), (self.sent, other.sent), (self.dense, other.dense)

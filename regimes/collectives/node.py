@@ -28,8 +28,8 @@ class NodeRows:
         self.world = world
 
     def divide(self, whole: Mapping[int, Float[Tensor, "1 ..."]]) -> dict[int, Tensor]:
-        """This device's rows of the node's mean of each layer, ``[1, *shape] -> [1, rows, ...]``.
-        All devices of the node call this."""
+        """Return this device's rows of the node's mean of each layer, ``[1, *shape] -> [1, rows,
+        ...]``. All devices of the node call this."""
         here = self._shards(whole)
         flat = [x.reshape(1, -1) for x in whole.values()]
         sums = Comm(self.world).sum_shards(flat, _chunks(here, whole))

@@ -50,13 +50,13 @@ _unpin_default_group()  # at import: before this package makes a group
 
 
 def default_group() -> Any:
-    """torch's default group, or None where there is none."""
+    """Return torch's default group, or None if there is none."""
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 @dataclass(eq=False)
 class Group:
-    """Processes that exchange something.
+    """Names processes that exchange something, and calls torch's collectives for them.
 
     Attributes:
         ranks: by their ranks in torch's default group.
@@ -70,20 +70,20 @@ class Group:
 
     @staticmethod
     def of_default(backend: str = "gloo") -> Group:
-        """All processes, in torch's default group."""
+        """Return the group of all processes, which is torch's default group."""
         return Group(tuple(range(dist.get_world_size())), backend)
 
     @staticmethod
     def of_torch(made: Any) -> Group:
-        """A group of torch that lives as long as its owner has it."""
+        """Wrap a group of torch, which lives as long as its owner keeps it."""
         return Group(tuple(dist.get_process_group_ranks(made)), made=weakref.ref(made))
 
     @staticmethod
     def of_some(
         ranks: Sequence[int], backend: str, device: torch.device, limit: timedelta
     ) -> Group:
-        """A new group of some processes, which all call this. It ends with ``destroy``, when the
-        user destroys the default group, or when Python ends."""
+        """Make a new group of some processes, which all call this. It ends with ``destroy``, when
+        the user destroys the default group, or when Python ends."""
         with contextlib.nullcontext() if backend == "gloo" else errors_are_raised():
             made = dist.new_group(
                 ranks, limit, backend_string(backend, device), use_local_synchronization=True
@@ -98,12 +98,12 @@ class Group:
 
     @property
     def index(self) -> int:
-        """This process's place in it."""
+        """Return this process's place in the group, from 0."""
         return self.ranks.index(dist.get_rank())
 
     @property
     def torch_group(self) -> Any:
-        """The group as an argument of torch's functions. Not to be stored.
+        """Return the group as an argument of torch's functions. Callers must not store it.
 
         Raises:
             TrainingError: it has ended.
@@ -119,39 +119,42 @@ class Group:
     # -- collectives: those of tensors return torch's work, those of objects wait -----------------
 
     def all_reduce(self, flat: Tensor, **options: Any) -> Any:
-        """Overwrite with the sum over all, or another ``op``."""
+        """Overwrite the tensor with the sum over all processes, or with the result of another
+        ``op``."""
         return dist.all_reduce(flat, group=self.torch_group, async_op=True, **options)
 
     def all_gather(self, everyone: Tensor, flat: Tensor) -> Any:
-        """All processes' tensors, end to end."""
+        """Write all processes' tensors into ``everyone``, end to end."""
         return getattr(dist, GATHER)(everyone, flat, group=self.torch_group, async_op=True)
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> Any:
-        """Each process's part for this one, of tensors with a part for each."""
+        """Write each process's part for this process into ``received``; ``sent`` has a part for
+        each."""
         return dist.all_to_all_single(received, sent, group=self.torch_group, async_op=True)
 
     def reduce_scatter(self, mine: Tensor, flat: Tensor) -> Any:
-        """This process's part of the sum over all."""
+        """Write this process's part of the sum over all processes into ``mine``."""
         return getattr(dist, SCATTER)(mine, flat, group=self.torch_group, async_op=True)
 
     def broadcast(self, flat: Tensor) -> Any:
-        """Overwrite with the first process's."""
+        """Overwrite the tensor with the first process's."""
         return dist.broadcast(flat, self.ranks[0], group=self.torch_group, async_op=True)
 
     def all_gather_object(self, everyone: list[Any], value: Any) -> None:
-        """All processes' objects."""
+        """Write all processes' objects into ``everyone``."""
         dist.all_gather_object(everyone, value, group=self.torch_group)
 
     def gather_object(self, everyone: list[Any] | None, value: Any) -> None:
-        """The same on the first process; the others pass None."""
+        """Write all processes' objects into the first process's ``everyone``; the others pass
+        None."""
         dist.gather_object(value, everyone, self.ranks[0], group=self.torch_group)
 
     def scatter_object(self, mine: list[Any], values: list[Any] | None) -> None:
-        """This process's entry of what the first one passes, in place of ``mine[0]``."""
+        """Write this process's entry of the first process's ``values`` into ``mine[0]``."""
         dist.scatter_object_list(mine, values, self.ranks[0], group=self.torch_group)
 
     def destroy(self) -> None:
-        """Destroy a group that was made here and is still there."""
+        """Destroy the group if it was made here and still exists."""
         if self.made is not None and (ours := self.made()) is not None:
             with contextlib.suppress(ValueError):  # destroyed already, but still referenced
                 dist.destroy_process_group(ours)
@@ -166,19 +169,22 @@ def abort_nccl(groups: Iterable[Group]) -> None:
 
 
 def job_store(name: str) -> dist.Store:
-    """A part of the default group's store; ``name`` is the same on all processes of a group."""
+    """Return a part of the default group's store; ``name`` is the same on all processes of a
+    group."""
     return dist.PrefixStore(f"{attempt_name()}/{name}", default_store())
 
 
 def backend_string(own: str, device: torch.device) -> str:
-    """``own`` for tensors on a GPU; with gloo for Python objects, if ``own`` cannot carry both."""
+    """Return the backend for torch: ``own`` for tensors on a GPU, with gloo for Python objects if
+    ``own`` cannot carry both."""
     return own if own == "gloo" or device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
 
 @contextlib.contextmanager
 def errors_are_raised() -> Iterator[None]:
-    """NCCL groups made inside leave their errors to our watcher. By torch's default a thread of its
-    own ends the process instead, and neither the record nor the user learns the cause."""
+    """Let NCCL groups that are made inside leave their errors to our watcher. By torch's default a
+    thread of its own ends the process instead, and neither the record nor the user learns the
+    cause."""
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ.setdefault(name, "0")

@@ -38,7 +38,8 @@ _SIGNS = re.compile(r"gloo|nccl|connection|timed out", re.IGNORECASE)  # of a co
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """Layers that are also divided among the processes of another group (tensor parallel).
+    """Describes layers that are also divided among the processes of another group (tensor
+    parallel).
 
     Attributes:
         group: these processes.
@@ -51,10 +52,10 @@ class TensorParallel:
 
 
 class Owner(Protocol):
-    """What made the groups of a world, and ends them."""
+    """Has made the groups of a world, and ends them."""
 
     def abort(self) -> None:
-        """Wait for no other process from here on."""
+        """Leave the groups at once, and wait for no other process from here on."""
 
     def close(self) -> None:
         """Leave the groups."""
@@ -62,7 +63,7 @@ class Owner(Protocol):
 
 @final
 class ProcessWorld(World):
-    """W workers over P processes (gloo or NCCL).
+    """Spreads W workers over P processes (gloo or NCCL).
 
     Python objects travel over gloo in both cases: over NCCL they would need a GPU, and torch takes
     the current one of whichever thread asks.
@@ -135,7 +136,8 @@ class ProcessWorld(World):
         ]
 
     def all_to_all(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The parts for one process, of all its workers and tensors, travel together."""
+        """Exchange workers' parts as ``World.all_to_all`` does. The parts for one process, of all
+        its workers and tensors, travel together."""
         shape = self.hosted_count, self.workers, -1
         wires = [without_gaps(t.reshape(shape)).view(torch.uint8) for t in tensors]
         flat = torch.cat(wires, dim=2)  # [L, W, bytes]
@@ -189,7 +191,7 @@ class ProcessWorld(World):
         return tensor if self.within is None else self.sum_over(self.within, tensor.clone())
 
     def sum_over(self, group: Group, tensor: Tensor) -> Tensor:
-        """Overwrite a tensor with its sum over a group."""
+        """Overwrite a tensor with its sum over a group, and return it."""
         self._wait_for(group.all_reduce, tensor)
         return tensor
 
@@ -243,13 +245,13 @@ class ProcessWorld(World):
         return everyone
 
     def gather_to_first(self, value: Any) -> list[Any] | None:
-        """Every process's value on process 0, in rank order; None elsewhere."""
+        """Return every process's value on process 0, in rank order, and None on the others."""
         everyone = [None] * self.processes if self.rank == 0 else None
         self._wait_for(self.everyone.gather_object, everyone, value)
         return everyone
 
     def scatter_from_first(self, values: Sequence[Any] | None) -> Any:
-        """This process's entry of the values that process 0 passes, one for each process."""
+        """Return this process's entry of the values that process 0 passes, one for each process."""
         mine = [None]
         self._wait_for(self.everyone.scatter_object, mine, values)
         return mine[0]
@@ -335,15 +337,15 @@ class ProcessWorld(World):
 
 
 def without_gaps(t: Tensor) -> Tensor:
-    """The tensor, or a copy without gaps. torch calls a tensor contiguous whatever the stride of a
-    last dimension of one number is, but views it as bytes only if that stride is 1."""
+    """Return the tensor, or a copy without gaps."""
     if t.is_contiguous() and t.stride(-1) == 1:
         return t
     return t.clone(memory_format=torch.contiguous_format)
 
 
 def from_bytes(wire: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """A tensor from its bytes: a copy, because a view as another dtype needs aligned storage."""
+    """Make a tensor from its bytes: a copy, because a view as another dtype needs aligned
+    storage."""
     return wire.clone(memory_format=torch.contiguous_format).view(dtype).view(shape)
 
 

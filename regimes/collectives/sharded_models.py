@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def mesh_fault(mesh: Any) -> str | None:
-    """Describes what was passed instead of a one-dimensional DeviceMesh; None if it is one."""
+    """Describe what was passed instead of a one-dimensional DeviceMesh; None if it is one."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
@@ -28,8 +28,8 @@ def mesh_fault(mesh: Any) -> str | None:
 
 
 def describe_sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
-    """The mesh of a sharded parameter (a DTensor) and how each of its dimensions divides it, like
-    "rows" or "copies"; None of a plain tensor."""
+    """Return the mesh of a sharded parameter (a DTensor), and how each of its dimensions divides
+    it, like "rows" or "copies"; None for a plain tensor."""
     from torch.distributed.tensor import DTensor, Placement
     from torch.distributed.tensor import Shard as Rows
 
@@ -43,7 +43,7 @@ def describe_sharding(tensor: Tensor) -> tuple[Any, list[str]] | None:
 
 
 def divided_dimension(tensor: Tensor) -> int:
-    """The dimension along which a DTensor is divided; 0 where it is not."""
+    """Return the dimension along which a DTensor is divided; 0 if it is not divided."""
     places: Any = getattr(tensor, "placements", ())
     return next((place.dim for place in places if place.is_shard()), 0)
 
@@ -68,26 +68,26 @@ def reduce_within(groups: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def reduce_everywhere(kept: Sequence[tuple[Any, Any, Any]]) -> None:
-    """The inverse of `reduce_within`."""
+    """Undo ``reduce_within``."""
     for group, info, after in kept:
         group.mesh_info, group.post_forward_mesh_info = info, after
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Is it divided over a mesh, or copied?"""
+    """Return whether the tensor is a DTensor, which a mesh divides or copies."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The local tensor of a DTensor; any other tensor as it is."""
+    """Return the local tensor of a DTensor, and any other tensor as it is."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
-    """A DTensor of a whole shape; this process holds ``rows``."""
+    """Make a DTensor of a whole shape, of which this process holds ``rows``."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as Rows
 
@@ -98,13 +98,13 @@ def sharded_tensor(rows: Tensor, mesh: Any, shape: Sequence[int]) -> Tensor:
 
 
 def is_divided(module: nn.Module) -> bool:
-    """Has ``fully_shard`` been called on this module?"""
+    """Return whether ``fully_shard`` has been called on this module."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
 def fully_shard_calls(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
-    """The calls of ``fully_shard`` that have divided a model, in the order of the modules: each
-    one's state, the names of its modules ("" is the model's), and its first module."""
+    """List the calls of ``fully_shard`` that have divided a model, in the order of the modules:
+    each call's state, the names of its modules ("" names the model), and its first module."""
     found: dict[int, tuple[Any, list[str], Any]] = {}
     for path, module in model.named_modules(remove_duplicate=True):
         if is_divided(module):
@@ -114,12 +114,12 @@ def fully_shard_calls(model: nn.Module) -> list[tuple[Any, list[str], Any]]:
 
 
 def all_param_groups(model: nn.Module) -> list[Any]:
-    """The parameter groups of all calls of ``fully_shard`` that have divided a model."""
+    """Return the parameter groups of all calls of ``fully_shard`` that have divided a model."""
     return [group for state, *_ in fully_shard_calls(model) for group in param_groups(state)]
 
 
 def current_parameter(fsdp_param: Any) -> Any:
-    """A parameter of a group as its module has it.
+    """Return a parameter of a group as its module has it.
 
     Until the first step torch's group keeps the parameter that ``fully_shard`` made, even where
     another has taken its place: a library does that which loads weights into a model that was
@@ -129,8 +129,8 @@ def current_parameter(fsdp_param: Any) -> Any:
 
 
 def has_gradient(group: Any, fsdp_param: Any) -> bool:
-    """Will a trained parameter of a group be in its next reduce-scatter? Asked before it, after the
-    parameter's part of the backward pass."""
+    """Return whether a trained parameter of a group will be in its next reduce-scatter. This is
+    asked before the reduce-scatter, and after the parameter's part of the backward pass."""
     if not was_gathered(fsdp_param):
         return False
     grads = fsdp_param.unsharded_accumulated_grad, fsdp_param.unsharded_param.grad
@@ -138,14 +138,14 @@ def has_gradient(group: Any, fsdp_param: Any) -> bool:
 
 
 def optimizer_rows(fsdp_param: Any) -> Any:
-    """The rows of a parameter that the optimiser steps. After a forward pass without a backward
-    pass its module still has the gathered weights instead."""
+    """Return the rows of a parameter that the optimiser steps. After a forward pass without a
+    backward pass its module still has the gathered weights instead."""
     is_sharded = fsdp_param.sharded_state.name == "SHARDED"
     return current_parameter(fsdp_param) if is_sharded else fsdp_param.sharded_param
 
 
 class PresentParameters:
-    """Parameters of a divided model, in whose places a script may put others, as
+    """Follows the parameters of a divided model, in whose places a script may put others, as
     ``load_state_dict(..., assign=True)`` does.
 
     Attributes:
@@ -161,7 +161,7 @@ class PresentParameters:
         self._rows = [(name, row) for name, row in found if name is not None]
 
     def follow(self) -> bool:
-        """Find the present ones; True if one is another than before."""
+        """Find the present parameters; return True if one has been replaced."""
         moved = False
         for name, row in self._rows:
             if (now := optimizer_rows(row)) is not self.parameters[name]:
@@ -170,8 +170,8 @@ class PresentParameters:
 
 
 def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> list[Tensor]:
-    """Copies of whole tensors, from DTensors that one dimension of their mesh divides, by one
-    all-gather for each type of numbers. All processes of that dimension call it.
+    """Copy whole tensors from DTensors that one dimension of their mesh divides, by one all-gather
+    for each type of numbers. All processes of that dimension call it.
 
     Args:
         count: called with what this process sends in each, and the number of processes that get it.
@@ -213,7 +213,7 @@ def join_rows(parts: Sequence[Any], count: Callable[[Tensor, int], None]) -> lis
 
 
 def mean_over(mesh: Any, flat: Tensor) -> Tensor:
-    """The mean of a tensor over all processes of a mesh, which all call it."""
+    """Return the mean of a tensor over all processes of a mesh, which all call this."""
     from regimes.collectives.process_group import Group
 
     total = flat.clone()
@@ -223,7 +223,8 @@ def mean_over(mesh: Any, flat: Tensor) -> Tensor:
 
 
 def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
-    """A sum over so many processes as an operation of torch wants it; changes the sum in place.
+    """Turn a sum over so many processes into what an operation of torch asks for. This changes the
+    sum in place.
 
     Raises:
         ConfigError: it is neither a sum nor a mean.
@@ -240,8 +241,8 @@ def as_reduced(total: Tensor, op: Any, count: int) -> Tensor:
 
 
 def find_divided(model: nn.Module) -> tuple[nn.Module, Any]:
-    """What FSDP2 has divided, and over which mesh: the model, or its only part with parameters. The
-    mesh is None if no parameter is divided."""
+    """Find what FSDP2 has divided, and over which mesh: the model, or its only part with
+    parameters. The mesh is None if no parameter is divided."""
     found = filter(None, map(describe_sharding, model.parameters()))
     mesh = next((mesh for mesh, _ in found), None)
     while not is_divided(model):
@@ -280,7 +281,7 @@ def load_parts(parts: dict[str, Any], folder: str | Path) -> None:
 
 
 def saved_names(saved: Any) -> list[str]:
-    """The names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
+    """List the names of all that a checkpoint of ``torch.distributed.checkpoint`` holds.
 
     Args:
         saved: its folder, or a ``StorageReader``.

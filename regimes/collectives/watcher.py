@@ -37,7 +37,7 @@ _AT_ONCE = timedelta(milliseconds=1)  # to wait for a finished collective, which
 
 
 class Place(TypedDict):
-    """Where a process runs: ``machine`` from ``_machine_identity``, ``started`` from
+    """Says where a process runs: ``machine`` is from ``_machine_identity``, ``started`` from
     ``_process_start``."""
 
     machine: str | None
@@ -72,7 +72,7 @@ class Presence:
         self.store.set(f"beat/{self.rank}", str(self.beats))
 
     def find_missing(self) -> list[int]:
-        """Processes that have died, or give no sign."""
+        """List the processes that have died, or give no sign of life."""
         fresh = time.monotonic() - self.asked > BEAT
         if fresh:
             self.asked = time.monotonic()
@@ -144,7 +144,8 @@ class Watcher:
             self.last[communicator] = work, name
 
     def raise_failure(self) -> None:
-        """
+        """Raise what the thread has found, if it has found something.
+
         Raises:
             TrainingError: a collective has failed, or a process of one is missing.
             ConfigError: a process makes other calls than this one.
@@ -160,16 +161,23 @@ class Watcher:
         self._clear_pending()
 
     def examine_collectives(self) -> None:
-        """One look; called by the thread."""
+        """Look once at the oldest collective; the thread calls this."""
         if self.error is not None:
             return
         name = ""
         try:
             if self._has_failed():
                 return
-            name = self._oldest_pending()
-            if name:
-                self._examine_delay(name, time.monotonic() - self.since)
+            name, waited = self._oldest_pending(), time.monotonic() - self.since
+            if not name or waited < min(DOUBT, self.limit):
+                return
+            if missing := self.presence.find_missing():
+                numbers = ", ".join(map(str, missing))
+                self._stop_as_lost(name, f"no sign of process {numbers}, which has died")
+            elif waited > self.limit:
+                self._stop_as_lost(name, f"it has taken longer than {self.limit:g} s")
+            elif waited > self.patience:
+                self.suspect()
         except RegimesError as error:
             self._stop_with(error)
         except RuntimeError as error:  # of a store that has ended
@@ -205,18 +213,6 @@ class Watcher:
                 if self.last.get(communicator) == (work, name):
                     del self.last[communicator]
         return False
-
-    def _examine_delay(self, name: str, waited: float) -> None:
-        """The oldest collective has not ended for so many seconds."""
-        if waited < min(DOUBT, self.limit):
-            return
-        if missing := self.presence.find_missing():
-            numbers = ", ".join(map(str, missing))
-            self._stop_as_lost(name, f"no sign of process {numbers}, which has died")
-        elif waited > self.limit:
-            self._stop_as_lost(name, f"it has taken longer than {self.limit:g} s")
-        elif waited > self.patience:
-            self.suspect()
 
     def _stop_as_lost(self, name: str, reason: str) -> None:
         self._stop_with(

@@ -78,8 +78,8 @@ def whole_model(
 
 @contextmanager
 def whole_weights(model: nn.Module, world: World) -> Iterator[None]:
-    """`whole_model` of any model of a job: one that FSDP2 has not divided stays as it is. What is
-    gathered counts as an instrument's.
+    """Make any model of a job whole inside, as ``whole_model`` does. A model that FSDP2 has not
+    divided stays as it is. What is gathered counts as an instrument's.
 
     Raises:
         TrainingError: a process is lost while weights are gathered.
@@ -144,11 +144,11 @@ def _make_whole(module: nn.Module, replaced: dict[int, nn.Parameter], stack: Exi
             stack.callback(table.__setitem__, name, now)
     for kind in FORWARD_HOOKS:  # those of the user among them
         hooks = getattr(module, kind)
-        own = OrderedDict((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
+        own = OrderedDict(
+            (key, hook)
+            for key, hook in hooks.items()
+            if not str(getattr(hook, "__module__", "")).startswith("torch.distributed.")
+        )
         if len(own) < len(hooks):
             setattr(module, kind, own)
             stack.callback(setattr, module, kind, hooks)
-
-
-def _is_of_torch(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

@@ -27,8 +27,8 @@ FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
 
 @dataclass(frozen=True)
 class Evaluators:
-    """Which batches of an evaluation this process takes, and how the results come together. A
-    world has the same three.
+    """Says which batches of an evaluation this process takes, and joins the results. A ``World``
+    has the same three attributes.
 
     Attributes:
         processes, rank: how many divide the batches, and this process's place among them.
@@ -41,7 +41,8 @@ class Evaluators:
 
 
 class World:
-    """W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
+    """Hosts W workers on this one process (simulated). ``ProcessWorld`` spreads them over several.
+    ``ProcessWorld`` spreads them over several.
 
     With ``processes`` it stands in for one process of several: it hosts its own workers alone, and
     the others count as copies of its first one.
@@ -81,31 +82,32 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """Time that the host has waited in collectives so far, the current one included."""
+        """Return the seconds that the host has waited in collectives so far, the current one
+        included."""
         spent, since = self._clock
         return spent if since is None else spent + time.perf_counter() - since
 
     def take_marks(self) -> list[tuple[Any, Any]]:
-        """Events before and after each collective for which the host has not waited, since the
-        last call."""
+        """Return the events before and after each collective for which the host has not waited,
+        since the last call."""
         marks, self._marks = self._marks, []
         return marks
 
     @property
     def hosted_count(self) -> int:
-        """L, the number of hosted workers."""
+        """Return L, the number of hosted workers."""
         return len(self.hosted)
 
     @property
     def evaluators(self) -> Evaluators:
-        """Who divides the batches of an evaluation: the processes."""
+        """Return who divides the batches of an evaluation: all processes."""
         return Evaluators(self.processes, self.rank, self.gather_object)
 
     # -- collectives: `Comm` counts what it asks of them ------------------------------------------
 
     @contextlib.contextmanager
     def counting_apart(self) -> Iterator[None]:
-        """Count in ``instruments``."""
+        """Count the traffic inside in ``instruments``."""
         own, self.meter = self.meter, self.instruments
         try:
             yield
@@ -113,13 +115,14 @@ class World:
             self.meter = own
 
     def mean_over_workers(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Means over all workers: each ``[L, ...] -> [...]``."""
+        """Return the means over all workers: each ``[L, ...] -> [...]``."""
         if all(t.shape[0] == 1 for t in tensors):
             return [t[0] for t in tensors]
+        # On a GPU small tensors are joined first: a launch for one mean is dearer than a copy.
         means = {
             i: t[0] if len(t) == 1 else t.mean(0)
             for i, t in enumerate(tensors)
-            if not _joins_others(t)
+            if len(t) == 1 or t.device.type != "cuda" or t.numel() >= FEW
         }
         for dtype in {t.dtype for t in tensors}:
             rest = {i: t for i, t in enumerate(tensors) if t.dtype == dtype and i not in means}
@@ -131,13 +134,13 @@ class World:
         return [means[i] for i in range(len(tensors))]
 
     def all_gather(self, tensors: list[Tensor]) -> list[Tensor]:
-        """All workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
+        """Return all workers' rows, in worker order: each ``[L, ...] -> [W, ...]``."""
         if self.processes == 1:
             return tensors
         return [t[:1].expand(self.workers, *t.shape[1:]).contiguous() for t in tensors]
 
     def all_to_all(self, tensors: list[Tensor]) -> list[Tensor]:
-        """All workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
+        """Return all workers' parts for each hosted worker: each ``[L, W, ...] -> [L, W, ...]``."""
         if self.processes == 1:
             return [t.transpose(0, 1).contiguous() for t in tensors]
         return tensors
@@ -145,13 +148,14 @@ class World:
     # -- shards of a worker: here there is one -------------------------------------------------
 
     def local_layers(self, layers: Sequence[Layer]) -> list[Layer]:
-        """What this process holds of each layer."""
+        """Return what this process holds of each layer."""
         if self.shards == 1:
             return list(layers)
         return [layer.on(self.shard, self.shards) for layer in layers]
 
     def sum_shards(self, tensors: list[Tensor], chunks: Sequence[int] = ()) -> list[Tensor]:
-        """This shard's shares of sums over the shards of workers: each ``[L, k] -> [L, share]``.
+        """Return this shard's shares of sums over the shards of workers: each ``[L, k] -> [L,
+        share]``.
 
         Args:
             chunks: numbers of the first shard's share, by default as rows are divided.
@@ -161,29 +165,31 @@ class World:
     def join_shards(
         self, parts: list[Tensor], chunks: Sequence[int], sizes: Sequence[int]
     ) -> list[Tensor]:
-        """The parts of all shards of a worker, end to end: each ``[part] -> [size]``; the first
-        shard's part has ``chunk`` numbers."""
+        """Join the parts of all shards of a worker, end to end: each ``[part] -> [size]``. The
+        first shard's part has ``chunk`` numbers."""
         return parts
 
     def add_shards(self, tensor: Tensor) -> Tensor:
-        """A small tensor's sum over the shards of a worker, the same on each."""
+        """Return a small tensor's sum over the shards of a worker, the same on each shard."""
         return tensor
 
     def whole_norms(self, norms: Tensor) -> Tensor:
-        """Norms of whole layers, ``[layers]``, from the norms of this process's parts."""
+        """Return the norms of whole layers, ``[layers]``, from the norms of this process's
+        parts."""
         return norms
 
     def min_count(self, count: int) -> int:
-        """The least of the counts of the processes among which layers are divided."""
+        """Return the least count among the processes that divide layers (tensor parallel)."""
         return count
 
     def take_meter(self, count: int) -> Meter:
-        """The counts of a whole worker since the last time, of ``count`` layers; with several
-        shards all processes call this."""
+        """Return the counts of a whole worker since the last call, for ``count`` layers; with
+        several shards all processes call this."""
         return self.meter.take_counts()
 
     def explain_loss(self, where: str) -> contextlib.AbstractContextManager[None]:
-        """Around what may contain torch's own collectives: TrainingError where one fails."""
+        """Wrap what may contain torch's own collectives: raise TrainingError if one of them
+        fails."""
         return contextlib.nullcontext()
 
     # -- plain services ----------------------------------------------------------------------
@@ -203,14 +209,16 @@ class World:
         """Overwrite every process's tensor."""
 
     def gather_object(self, value: Any) -> list[Any]:
-        """Every process's value (plain JSON types), in rank order."""
+        """Return every process's value (plain JSON types), in rank order."""
         return [value]
 
     def barrier(self) -> None:
         """Wait for all processes."""
         self.gather_object(None)
 
-    def check_agreement(self, weights: agreement.Weights | None = None, /, **facts: Any) -> None:
+    def check_agreement(
+        self, weights: agreement.WeightsReport | None = None, /, **facts: Any
+    ) -> None:
         """Check that all processes hold the same facts (nested plain types), and the same weights.
 
         Args:
@@ -236,14 +244,15 @@ class World:
             agreement.check_weights(weights, [theirs[1:] for theirs in gathered], parts)
 
     def abort(self) -> None:
-        """Before ``close``, after an error: wait for no other process from here on."""
+        """Wait for no other process from here on: called before ``close``, after an error."""
 
     def close(self) -> None:
         """Leave the group of processes."""
 
 
 def by_type(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of the tensors that can travel together, the same order on all processes."""
+    """Group the places of the tensors that can travel together, in the same order on all
+    processes."""
     found = {t.dtype for t in tensors}
     if len(found) == 1:
         return [[*range(len(tensors))]]
@@ -255,8 +264,3 @@ def overwrite(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy the numbers of one vector into tensors, one after the other."""
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(piece.view(tensor.shape))
-
-
-def _joins_others(tensor: Tensor) -> bool:
-    """Is a launch for its mean alone dearer than copying it next to others?"""
-    return len(tensor) > 1 and tensor.device.type == "cuda" and tensor.numel() < FEW

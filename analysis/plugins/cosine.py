@@ -23,7 +23,7 @@ from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket
 from regimes.compression.chunked import Chunk, largest_divisor
 from regimes.compression.kernels import batch_by_shape, cache_tensors
-from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
+from regimes.compression.sparse import Sparsifier, num_kept, scatter_sum, topk_of_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class DCTTopK(Sparsifier):
         rows = [block.reshape(-1, size) for block, size in zip(blocks, sizes, strict=True)]
         indices, values = [], []
         for row, size, level in zip(rows, sizes, bucket.levels, strict=True):
-            indices.append(in_each(row, num_kept(level, size)))
+            indices.append(topk_of_rows(row, num_kept(level, size)))
             values.append(row.gather(1, indices[-1]))
         received = comm.gather([x.view(hosted, -1) for x in values])  # each [W, blocks * k]
         wheres = comm.gather([index.short().view(hosted, -1) for index in indices])

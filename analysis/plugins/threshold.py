@@ -20,7 +20,7 @@ from regimes.base.config import DENSE, Level
 from regimes.base.errors import require
 from regimes.collectives.comm import Comm
 from regimes.collectives.layers import Layer, Traffic
-from regimes.compression.base import Compressor, Unit
+from regimes.compression.base import Compressor, ResidualKind
 from regimes.compression.bucket import Bucket
 from regimes.compression.kernels import on_gpu
 from regimes.compression.sparse import scatter_sum
@@ -40,7 +40,7 @@ class Threshold(Compressor):
         residual: "update", as in the paper.
     """
 
-    residual: Unit = "update"
+    residual: ResidualKind = "update"
     one_level: ClassVar[bool] = False
     data_dependent: ClassVar[bool] = True
 

@@ -27,7 +27,8 @@ REGISTRY = Registry(
 
 
 def make_compressor(table: dict) -> Compressor:
-    """The compressor that a configuration table names; ConfigError if it is none."""
+    """Make the compressor that a configuration table names. Raise ConfigError if the table names
+    none."""
     return REGISTRY.make(table)
 
 

@@ -33,7 +33,7 @@ from regimes.compression.codes import (
     write_packed,
 )
 from regimes.compression.elementwise import Rounding
-from regimes.compression.layout import Noise, Spread, draw_noise, make_layout
+from regimes.compression.layout import PlacedRows, UniformNoise, draw_noise, make_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class QuantisedAllReduce(Rounding):
         plan = make_layout(tuple(bucket.sizes), count, self.block)
         # [L, W, width], first the numbers, then their rounded values, in the end the update
         values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
-        rows: Rows = Spread(plan, flat, exact)
+        rows: Rows = PlacedRows(plan, flat, exact)
         if count > 1:
             plan.spread(flat, values)
             rows = values.flatten(0, 1)
         sizes = plan.bytes_of_parts(bits, exact.itemsize)
         noise = self._noise_of(plan, states, "numbers", count, values)
         of_means = self._noise_of(plan, states, "means", 1, values) if count > 1 else 0.5
-        draw_noise([x for x in (noise, of_means) if isinstance(x, Noise)])
+        draw_noise([x for x in (noise, of_means) if isinstance(x, UniformNoise)])
         wire = encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
@@ -111,9 +111,12 @@ class QuantisedAllReduce(Rounding):
         return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The parts of other owners to them, and the mean of one part to all. In floats only the
-        all-gather of the means is counted (``workers * size / 4``), not the exchange (see
-        `Meter.count_request`)."""
+        """Count what one step of a layer sends: a worker sends the parts of other owners to them,
+        and the mean of its own part to all.
+
+        In floats only the all-gather of the means is counted (``workers * size / 4``), not the
+        exchange (see `Meter.count_request`).
+        """
         part = -(-layer.size // workers)
         size = wire_bytes(part, int(level), self.block, itemsize)
         return Traffic(workers * size / 4, workers * size)
@@ -126,7 +129,7 @@ def quantise_rows(
     noise: Added,
     values: Float[Tensor, "*rows size"] | None = None,
 ) -> UInt8[Tensor, "*rows packed"]:
-    """Scales and packed codes of each row.
+    """Round each row to integers of so many bits; return its scales and packed codes as bytes.
 
     Args:
         noise: added before rounding down: 0.5 rounds to the nearest, a uniform number in [0, 1)
@@ -143,7 +146,7 @@ def quantise_rows(
 def encode_chunks(
     rows: Rows, bits: int, block: int, noise: Added, values: Float[Tensor, "rows size"] | None
 ) -> UInt8[Tensor, "rows packed"]:
-    """`quantise_rows` of rows."""
+    """Do the work of ``quantise_rows``, for rows that need not lie in one piece of memory."""
     size, steps = rows.shape[1], 2 ** (bits - 1) - 1  # codes -steps .. steps
     block, width = min(block, max(1, size)), rows.dtype.itemsize
     end = -(-size // block) * width
@@ -158,7 +161,7 @@ def encode_chunks(
 def dequantise_rows(
     wire: UInt8[Tensor, "*rows packed"], bits: int, block: int, size: int, dtype: torch.dtype
 ) -> Float[Tensor, "*rows size"]:
-    """The inverse of `quantise_rows`: the same bits as its ``values``."""
+    """Return the numbers that ``quantise_rows`` has packed: the same bits as its ``values``."""
     rows = wire.flatten(0, -2)
     values = torch.empty((len(rows), size), dtype=dtype, device=wire.device)
     for first, stop, value in _decode_chunks(rows, bits, block, size, dtype):
@@ -167,7 +170,8 @@ def dequantise_rows(
 
 
 def wire_bytes(size: int, bits: int, block: int, itemsize: int = 4) -> int:
-    """Bytes of ``quantise_rows``' answer for so many numbers: scales, and packed codes."""
+    """Return the bytes of the answer of ``quantise_rows`` for so many numbers: scales and packed
+    codes."""
     return max(4, itemsize) * -(-size // block) + -(-size * bits // 8)
 
 
@@ -179,8 +183,8 @@ def in_order_sum(
     dtype: torch.dtype,
     divisor: int = 1,
 ) -> Float[Tensor, "hosted size"]:
-    """The sum over workers of what they have quantised, added one after the other, and divided: the
-    bits do not depend on how many workers a process hosts; a reduction's might."""
+    """Add what all workers have quantised, one worker after the other, and divide the sum. So the
+    bits do not depend on how many workers a process hosts; those of a reduction might."""
     hosted, workers, _ = wire.shape
     result = torch.empty((hosted, size), dtype=dtype, device=wire.device)
     for first, stop, value in _decode_chunks(wire.flatten(0, 1), bits, block, size, dtype):

@@ -13,7 +13,7 @@ import torch
 
 
 class Background:
-    """A thread and, on a GPU, a stream of its own, which do one task after another.
+    """Runs one task after another in a thread of its own and, on a GPU, in a stream of its own.
 
     Between ``submit`` and ``synchronize`` only tasks may use their communicator: collectives of the
     main thread and of this thread would have no fixed order.
@@ -35,14 +35,14 @@ class Background:
         weakref.finalize(self, self.tasks.put, None)
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Let the thread do this after all before it. It sees tensors as the current stream has
-        them now."""
+        """Let the thread run this task after all earlier ones. The task sees tensors as the current
+        stream has them now."""
         # An event, so that the other stream waits for these tensors and for nothing later.
         event = torch.cuda.current_stream(self.device).record_event() if self.stream else None
         self.tasks.put(partial(self._run_task, task, event))
 
     def synchronize(self) -> None:
-        """Wait until all is done, and let the current stream wait for it.
+        """Wait until all tasks are done, and let the current stream wait for their work on the GPU.
 
         Raises:
             BaseException: an error of the thread.
@@ -52,7 +52,7 @@ class Background:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def close(self) -> None:
-        """End the thread after the current task, or bucket; tasks that still wait are dropped."""
+        """End the thread after the current task (or bucket), and drop the tasks that still wait."""
         self.closed = True
         self.tasks.put(None)
         self.thread.join()

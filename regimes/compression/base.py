@@ -31,7 +31,7 @@ from regimes.compression.bucket import Bucket, State
 from regimes.compression.kernels import add_
 
 Own = TypeVar("Own", bound="Compressor")
-Unit = Literal["gradient", "update"]  # of a residual
+ResidualKind = Literal["gradient", "update"]  # of a residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Compressor(Bounded, ABC):
     bounds_prefix = "compressor."
 
     error_feedback: bool | float = True
-    residual: Unit = "gradient"
+    residual: ResidualKind = "gradient"
     level: GivenLevel | ByName | None = field(default=None, hash=False)
     level_word: ClassVar[str] = "level"
     data_dependent: ClassVar[bool] = False
@@ -103,7 +103,9 @@ class Compressor(Bounded, ABC):
         good = isinstance(given, bool) or 0 < given <= 1
         require(good, "compressor.error_feedback", given, "true, false, or a share in (0, 1]")
         unit = self.residual
-        require(unit in get_args(Unit), "compressor.residual", unit, '"gradient" or "update"')
+        require(
+            unit in get_args(ResidualKind), "compressor.residual", unit, '"gradient" or "update"'
+        )
         if unit != type(self).residual and not given:
             raise ConfigError(
                 f"compressor.residual = {unit!r} has no effect without error feedback: leave it "
@@ -118,7 +120,7 @@ class Compressor(Bounded, ABC):
         return f"{type(self).__qualname__}({values})"
 
     def with_level(self: Own, level: GivenLevel | ByName | None) -> Own:
-        """This compressor with another level."""
+        """Return a copy of this compressor with another level."""
         changed = copy(self)
         for name in {"level", self.level_word}:
             object.__setattr__(changed, name, level)
@@ -128,9 +130,9 @@ class Compressor(Bounded, ABC):
     def reads_rate(self) -> bool:
         return self.residual == "update"
 
-    def at(self, level: AnyLevel) -> tuple[Compressor, Level]:
-        """The compressor at a level, which may have error feedback of its own, and that level
-        without it: what all other methods take.
+    def resolve_level(self, level: AnyLevel) -> tuple[Compressor, Level]:
+        """Return the compressor at a level, which may have error feedback of its own, and that
+        level without it: what all other methods take.
 
         Raises:
             ConfigError: this compressor's other fields exclude the level's error feedback.
@@ -143,7 +145,8 @@ class Compressor(Bounded, ABC):
 
     @property
     def requires(self) -> frozenset[str]:
-        """What it needs of a job (``capabilities``), as its other attributes say."""
+        """Name what the compressor needs of a job (``capabilities``), as its other attributes
+        say."""
         needs = {
             LEARNING_RATE: self.reads_rate,
             GRADIENT_UNIT: self.residual != type(self).residual,
@@ -152,7 +155,8 @@ class Compressor(Bounded, ABC):
 
     @property
     def takes_away(self) -> Mapping[str, str]:
-        """What other parts of a job lack beside it (``capabilities``), and why."""
+        """Name what other parts of a job lack beside this compressor (``capabilities``), and
+        why."""
         if self.replayable:
             return {}
         why = "what it launches depends on values, or its class does not say replayable"
@@ -174,8 +178,8 @@ class Compressor(Bounded, ABC):
 
     @abstractmethod
     def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
-        """Send what the layers of a bucket have to send; returns each layer's update, the numbers
-        of ``[n, m]`` in any shape, the same on all workers.
+        """Send what the layers of a bucket have to send; return each layer's update, the numbers of
+        ``[n, m]`` in any shape, the same on all workers.
 
         With error feedback (``bucket.feedback``) what was sent must be taken out of
         ``bucket.deltas``: `Bucket.subtract`, or in place. Without it they must be left as they are.
@@ -184,24 +188,24 @@ class Compressor(Bounded, ABC):
 
     @abstractmethod
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """What ``exchange`` passes to the collectives in one step of one layer. A run compares it
-        with what was sent, once at each level."""
+        """Return what ``exchange`` passes to the collectives in one step of one layer. A run
+        compares it with what was sent, once at each level."""
 
     def phase(self, state: State) -> int:
-        """The kind of the step that a layer has just taken, below ``phases``."""
+        """Return the kind of the step that a layer has just taken, a number below ``phases``."""
         return 0
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
-        """An empty memory."""
+        """Make an empty memory for a layer."""
         shard, name = layer.shard, layer.name
         if shard is not None and shard.count > 1 and not self.joins_shards:
             name = f"{name}/{shard.index}"  # shards draw different random numbers
         return self.memory((seed, name), first_worker)
 
     def add_residual(self, bucket: Bucket, gradients: Sequence[Tensor], scale: float) -> None:
-        """Set a bucket's deltas, decay x residual + gradient, which are the next residuals. Without
-        error feedback they are the gradients themselves, and a residual of another level is added
-        to one gradient.
+        """Set a bucket's deltas to decay x residual + gradient; they are the next residuals.
+        Without error feedback the deltas are the gradients themselves, and a residual that another
+        level has left is added to one gradient.
 
         Args:
             scale: what the gradients were multiplied by.
@@ -231,8 +235,8 @@ class Compressor(Bounded, ABC):
             state.residual = delta
 
     def send_whole(self, gradient: Tensor, state: State, scale: float = 1.0) -> Tensor:
-        """What a layer sends at "dense": its residual as well, which is then zero: after a change
-        of level it is still unsent."""
+        """Return what a layer sends at "dense": the gradient plus the residual, which a change of
+        level has left unsent and which is then empty."""
         self.before_dense(state)
         state.step += 1
         factor, residual, state.residual = self._factor(state, scale), state.residual, None
@@ -243,10 +247,12 @@ class Compressor(Bounded, ABC):
         return total
 
     def before_dense(self, state: State) -> None:
-        """A layer's next step sends it uncompressed, with its residual."""
+        """Prepare the memory for a step in which the layer sends its gradient and residual
+        uncompressed."""
 
     def begin_residual(self, state: State) -> None:
-        """A residual that this step leaves, where there was none, has the unit of its rate."""
+        """Give a residual that this step leaves, where there was none, the unit of the step's
+        rate."""
         state.residual_rate = self._unit_at(state.rate)
 
     def _factor(self, state: State, scale: float) -> float:
@@ -254,46 +260,44 @@ class Compressor(Bounded, ABC):
         ratio, state.scale = scale / state.scale, scale
         if state.residual is None:
             return 1.0
-        return float(self.error_feedback or True) * self._rescale(state) * ratio
-
-    def _rescale(self, state: State) -> float:
-        """The factor that converts the residual to the gradients of this step's rate."""
-        if state.rate == 0:
-            return 1.0
-        before, state.residual_rate = state.residual_rate, self._unit_at(state.rate)
-        return 1.0 if before is None else before / state.rate
+        of_rate = 1.0  # converts the residual to the gradients of this step's rate
+        if state.rate != 0:
+            before, state.residual_rate = state.residual_rate, self._unit_at(state.rate)
+            of_rate = 1.0 if before is None else before / state.rate
+        return float(self.error_feedback or True) * of_rate * ratio
 
     def _unit_at(self, rate: float) -> float | None:
         """``State.residual_rate`` of a residual that a step at this rate leaves."""
         return rate if self.residual == "update" else None
 
     def rescales(self, state: State, rate: float) -> bool:
-        """Does a step at this rate change the residual's unit?"""
+        """Return whether a step at this rate changes the residual's unit."""
         changes = rate != 0 and state.residual_rate != self._unit_at(rate)
         return changes and state.residual is not None
 
     def residual_shape(self, layer: Layer) -> tuple[int, ...]:
-        """The shape of a worker's residual in memory."""
+        """Return the shape of a worker's residual in memory."""
         return layer.matrix
 
     def numbers(self, residual: Tensor, layer: Layer) -> Float[Tensor, "hosted n m"]:
-        """A residual in memory as numbers."""
+        """Return the numbers of a residual in memory, which a subclass may keep in fewer bits."""
         return residual
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
-        """After ``exchange``: the update, or a smaller tensor that is the same on all workers and,
-        with ``propagates_nonfinite``, not finite where a gradient was not."""
+        """Return a tensor that is the same on all workers and, with ``propagates_nonfinite``, not
+        finite where a gradient was not: the update after ``exchange``, or a smaller one."""
         return update
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Traffic of one step of one layer, 1-D layers and the level "dense" included, and layers
-        that are sent whole (``exceeds``)."""
+        """Return the traffic of one step of one layer, also of 1-D layers, of the level "dense",
+        and of layers that are sent whole (``exceeds``)."""
         if level == DENSE or not layer.compressed or self.exceeds(layer, level, workers):
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
 
     def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
-        """Would a level send more bytes of a layer than "dense"? The layer is then sent whole.
+        """Return whether a level would send more bytes of a layer than "dense". The layer is then
+        sent whole.
 
         All shards together decide, so that each decides alike; and float32, whatever the model's
         type, so that a record's header can say it.
@@ -308,14 +312,15 @@ class Compressor(Bounded, ABC):
         return self.sends_more(compressed_bytes, self.cost(whole, DENSE, workers).bytes)
 
     def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
-        """Does a level that sends so many bytes of a layer send too many of it?"""
+        """Return whether so many bytes are too many for a layer whose "dense" step sends
+        ``dense_bytes``."""
         return compressed_bytes > dense_bytes
 
 
 def check_level(chosen: Compressor, level: AnyLevel) -> None:
-    """Raise ConfigError unless ``level`` is one of a compressor's, or one of them with error
+    """Raise ConfigError unless ``level`` is one of a compressor's levels, or one of them with error
     feedback of its own."""
-    compressor, plain = chosen.at(level)
+    compressor, plain = chosen.resolve_level(level)
     small = not isinstance(plain, int) or abs(plain) < 2**63  # of a tensor, and of a float
     where = f"level of {type(compressor).__name__}"
     require(small, where, plain, "a number of at most 63 bits")
@@ -323,5 +328,5 @@ def check_level(chosen: Compressor, level: AnyLevel) -> None:
 
 
 def has_feedback(chosen: Compressor, levels: Iterable[AnyLevel]) -> bool:
-    """Has a compressor error feedback, throughout or at one of these levels?"""
-    return any(chosen.at(level)[0].error_feedback for level in (DENSE, *levels))
+    """Return whether a compressor has error feedback, throughout or at one of these levels."""
+    return any(chosen.resolve_level(level)[0].error_feedback for level in (DENSE, *levels))

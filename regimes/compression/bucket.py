@@ -63,20 +63,22 @@ class State(Workspace):
 
     @property
     def residual_unit(self) -> float:
-        """What the residual is multiplied by, beside the scale that a hook keeps of each layer."""
+        """Return what the residual is multiplied by, beside the scale that a hook keeps of each
+        layer."""
         return 1.0
 
     def rescale_residual(self, ratio: float) -> None:
-        """The residual is multiplied by ``ratio`` times ``residual_unit``."""
+        """Note that the residual is multiplied by ``ratio`` times ``residual_unit``."""
 
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
-        """Seeds of this step's random numbers for a purpose, one for each of some workers, or one
-        that all share. In a step that is captured they are places on the device (``SeedTable``)."""
+        """Return seeds of this step's random numbers for a purpose: one for each of some workers,
+        or one that all share. In a step that is captured they are places on the device
+        (``SeedTable``)."""
         tails = [()] if workers is None else [(worker,) for worker in workers]
         return self._seeds([partial(self._seed, what, *tail) for tail in tails])
 
     def own_seeds(self, what: str, hosted: int) -> list[Seed]:
-        """`seeds` of the workers of so many rows."""
+        """Return the ``seeds`` of the workers of so many rows."""
         first = self.first_worker
         return self.seeds(what, self.hosted or range(first, first + hosted))
 
@@ -84,8 +86,9 @@ class State(Workspace):
         return derive_seed(*self.key, what, self.step, *tail)
 
     def snapshot(self) -> dict[str, Any]:
-        """The fields as they are now, which later steps leave alone. A residual's tensor is what it
-        is: the next step writes to other memory, if it is tentative."""
+        """Return the fields as they are now; later steps do not change what is returned. A
+        residual's tensor is not copied: the next step writes to other memory, if it is
+        tentative."""
         own = vars(self).copy()
         if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
             for name in own.keys() - _PLAIN - self.replaced:
@@ -94,25 +97,27 @@ class State(Workspace):
         return own
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """The fields are as they were."""
+        """Set the fields to those of a ``snapshot``."""
         vars(self).clear()
         vars(self).update(snapshot)
 
-    def twin(self) -> State:
-        """A state that shares no memory with this one but the residual and what is no tensor."""
+    def copy_for_step(self) -> State:
+        """Return a copy for a step that may not count: tensors are copied, but the residual is
+        shared."""
         other = copy.copy(self)
         other.restore(self.snapshot())
         return other
 
     def shared_state(self) -> dict[str, Any]:
-        """What is the same on all workers and the next step depends on, for a checkpoint."""
+        """Return, for a checkpoint, what is the same on all workers and the next step depends
+        on."""
         own = ("key", "first_worker", "workers", "hosted", "shard", "inner", "scale", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(
         self, shared: Mapping[str, Any], device: torch.device | None = None
     ) -> None:
-        """The inverse; moves tensors to ``device``."""
+        """Set the fields to those of a ``shared_state``; move tensors to ``device``."""
         for name, value in shared.items():
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
@@ -122,7 +127,7 @@ _PLAIN = frozenset(field.name for field in fields(State))  # of these the residu
 
 @dataclass
 class Turn:
-    """Tensors for the residuals of a bucket.
+    """Holds tensors for the residuals of a bucket.
 
     Attributes:
         residuals: by layer ``[L, n, m]``.
@@ -165,11 +170,12 @@ class Bucket:
     _of_deltas: dict[Hashable, Any] = field(default_factory=dict)
 
     def take(self, deltas: list[Tensor]) -> None:
-        """These are the deltas of the step that begins, which are no residuals."""
+        """Use these tensors as the deltas of the step that begins; they are no residuals."""
         self.deltas, self._of_deltas = deltas, {}
 
     def take_turn(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """The deltas of the step that begins will be in these tensors, and are the residuals then.
+        """Choose the tensors in which the deltas of the step that begins will be written; they are
+        its residuals.
 
         Args:
             like: tensors of their shapes and types.
@@ -188,32 +194,35 @@ class Bucket:
         return self.deltas
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What depends on layers and levels alone, made in the first step."""
+        """Return what depends on layers and levels alone; it is made in the first step."""
         return make_once(self._made, what, make)
 
     def of_deltas(self, what: Hashable, make: Callable[[], T]) -> T:
-        """What depends on where the deltas are in memory as well, made once for each place."""
+        """Return what depends on where the deltas lie in memory as well; it is made once for each
+        place."""
         return make_once(self._of_deltas, what, make)
 
     @property
     def level(self) -> Level:
-        """The level of all, where a compressor is given one (``Compressor.one_level``)."""
+        """Return the level of all layers, where a compressor is given one level
+        (``Compressor.one_level``)."""
         return self.levels[0]
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers of a worker each layer has."""
+        """Return how many numbers of a worker each layer has."""
         return self.once("sizes", lambda: [delta[0].numel() for delta in self.deltas])
 
     @property
     def flat(self) -> list[Float[Tensor, "hosted _"]]:
-        """The deltas as rows, of the same memory."""
+        """Return the deltas as rows, ``[L, n * m]`` each, of the same memory."""
         return self.of_deltas("flat", lambda: [delta.flatten(1) for delta in self.deltas])
 
     @property
     def whole(self) -> Float[Tensor, "hosted N"]:
-        """The deltas of all layers end to end. With error feedback ``deltas`` and the residuals are
-        parts of it from now on; without it is a copy where they do not lie so in memory."""
+        """Return the deltas of all layers end to end. With error feedback ``deltas`` and the
+        residuals are parts of this tensor from now on. Without it the tensor is a copy where the
+        deltas do not lie end to end in memory."""
         return self.of_deltas("whole", self._join)
 
     def _join(self) -> Float[Tensor, "hosted N"]:
@@ -226,13 +235,13 @@ class Bucket:
         return whole
 
     def shares(self, numbers: Sequence[int]) -> list[dict[int, int]]:
-        """Of one tensor for all layers: how many of a worker's numbers each layer has, as `Comm`
-        counts them."""
+        """Return how many of a worker's numbers each layer has in one tensor for all layers, as
+        `Comm` counts them."""
         return [dict(zip(self.layers, numbers, strict=True))]
 
     def subtract(self, sent: Sequence[Tensor]) -> None:
-        """Take out of the deltas what was sent of each layer, ``[L, n, m]``, or ``[n, m]`` where it
-        is the same of all workers. What is left is the residual; without error feedback this does
+        """Subtract from the deltas what was sent of each layer, ``[L, n, m]``, or ``[n, m]`` where
+        it is the same for all workers. The rest is the residual; without error feedback this does
         nothing."""
         if self.feedback:
             sub_([*zip(self.deltas, sent, strict=True)])
@@ -250,7 +259,8 @@ def _make_residuals(like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "rows N"]:
-    """Tensors of as many rows side by side: a view where they are so in memory, else a copy."""
+    """Join tensors of equally many rows side by side: a view where they lie so in memory, else a
+    copy."""
     first, place = parts[0], parts[0].storage_offset()
     for part in parts:
         beside = (
@@ -267,7 +277,7 @@ def end_to_end(parts: Sequence[Float[Tensor, "rows ..."]]) -> Float[Tensor, "row
 
 
 def restart_memories(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """New memories, by layer, that go on counting steps and keep the residuals' units."""
+    """Return new memories, by layer, that go on counting steps and keep the residuals' units."""
     kept = ("step", "residual_rate")
     return {
         name: {**new, **{key: saved[name][key] for key in kept if key in saved[name]}}

@@ -21,8 +21,9 @@ WIDE = 4  # bytes of a number
 def collectives_of(
     chosen: Compressor, level: Level, workers: int, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Calls by kind of one step, and each kind's share of the bytes. Where the kinds of steps
-    differ, as ACP-SGD's do, the mean over them."""
+    """Try one step of a compressor on a small layer; return the calls of each kind of collective,
+    and each kind's share of the bytes. Where steps differ, as those of ACP-SGD do, both are the
+    means over the kinds of steps."""
     few = min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
     state = chosen.init(Layer("small", (SIDE, SIDE)), 0)
@@ -49,11 +50,11 @@ def collectives_of(
 def sends_apart(
     chosen: Compressor, levels: Iterable[AnyLevel], dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Does what a worker sends reach others as its own at one of these levels, so that more
-    workers behind one link send more over it? What is averaged is added up on the way: a ring
-    crosses each link once, whoever stands behind it."""
+    """Return whether, at one of these levels, each worker's bytes reach the others as its own, so
+    that more workers behind one link send more over it. Averages are added up on the way: a ring
+    crosses each link once, however many workers are behind it."""
     for level in levels:
-        compressor, plain = chosen.at(level)
+        compressor, plain = chosen.resolve_level(level)
         if plain != DENSE and collectives_of(compressor, plain, 2, dtype)[1].keys() - {"mean"}:
             return True
     return False

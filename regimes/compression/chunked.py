@@ -26,7 +26,7 @@ from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.bucket import Bucket
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.kernels import cache_tensors
-from regimes.compression.sparse import Sparsifier, in_each, num_kept, scatter_sum
+from regimes.compression.sparse import Sparsifier, num_kept, scatter_sum, topk_of_rows
 
 # the largest is that whose square, the size of a block, an int16 can index
 Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
@@ -90,7 +90,7 @@ class ChunkedTopK(Sparsifier):
         h, w = self._block(delta)
         blocks = delta.unflatten(2, (-1, w)).unflatten(1, (-1, h)).transpose(2, 3)
         rows = blocks.reshape(-1, h * w)
-        index = in_each(rows, num_kept(level, h * w))
+        index = topk_of_rows(rows, num_kept(level, h * w))
         return index, rows.gather(1, index).view(len(delta), -1)
 
     def _gather_values(
@@ -138,7 +138,7 @@ def _locate_blocks(
 
 @lru_cache(maxsize=1024)
 def largest_divisor(size: int, most: int) -> int:
-    """The largest divisor of ``size`` up to ``most``.
+    """Return the largest divisor of ``size`` that is at most ``most``.
 
     >>> [largest_divisor(size, 64) for size in (576, 27, 100, 67)]
     [64, 27, 50, 1]
@@ -147,10 +147,10 @@ def largest_divisor(size: int, most: int) -> int:
 
 
 def in_bins(values: Float[Tensor, "hosted k"], bits: int) -> tuple[Tensor, Tensor]:
-    """(codes ``[L, k]``, tables ``[L, 2^bits]``): a code is the sign and one of ``2^(bits - 1)``
-    bins of equal width between the smallest and the largest magnitude of a row; a table has the
-    mean of each bin's values, zero if it is empty. Means lose the variance within the bins, so that
-    never more is lost than was there."""
+    """Round values to codes of ``bits`` bits; return (codes ``[L, k]``, tables ``[L, 2^bits]``). A
+    code is the sign and one of ``2^(bits - 1)`` bins of equal width between the smallest and the
+    largest magnitude of a row. A table has the mean of each bin's values, and zero for an empty
+    bin. Means lose the variance within the bins, so that never more is lost than was there."""
     half = 2 ** (bits - 1)
     magnitude = values.abs()
     least, most = magnitude.aminmax(dim=1, keepdim=True)

@@ -22,7 +22,8 @@ Added = Tensor | float | Callable[[int, int], Tensor]  # what gives it for some 
 
 @runtime_checkable
 class Rows(Protocol):
-    """Rows of numbers that need not lie in one piece of memory; a tensor is such rows, too."""
+    """Gives rows of numbers that need not lie in one piece of memory; a tensor gives such rows,
+    too."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -40,8 +41,8 @@ class Rows(Protocol):
 
 
 def split_chunks(rows: Rows, block: int, size: int) -> Iterator[tuple[int, int]]:
-    """(first number, stop) of the parts of all rows that are computed at once: on a CPU as many as
-    its cache holds with what is computed from them, on a GPU all."""
+    """Yield (first number, stop) of each part of all rows that is computed at once: on a CPU as
+    many numbers as its cache holds with what is computed from them, on a GPU all."""
     pair = 2 * block  # whole bytes of codes
     width = size if rows.is_cuda else max(1, CHUNK // max(1, rows.shape[0] * pair)) * pair
     for first in range(0, size, max(1, width)):
@@ -49,7 +50,7 @@ def split_chunks(rows: Rows, block: int, size: int) -> Iterator[tuple[int, int]]
 
 
 def in_blocks(numbers: Tensor, block: int) -> Tensor:
-    """``[..., size]`` to ``[..., blocks, block]``, the last one padded with zeros."""
+    """Reshape ``[..., size]`` to ``[..., blocks, block]``; zeros fill the last block."""
     block = min(block, max(1, numbers.shape[-1]))
     return _pad_end(numbers, -numbers.shape[-1] % block).unflatten(-1, (-1, block))
 
@@ -60,7 +61,7 @@ def _pad_end(numbers: Tensor, zeros: int) -> Tensor:
 
 
 def largest_of_blocks(rows: Rows, block: int) -> Float[Tensor, "rows blocks"]:
-    """The largest magnitude of each block."""
+    """Return the largest magnitude of each block."""
     parts, room = [], None
     for first, stop in split_chunks(rows, block, rows.shape[1]):
         blocks = in_blocks(rows[:, first:stop], block)
@@ -78,9 +79,9 @@ def round_chunks(
     values: Float[Tensor, "rows size"] | None = None,
     scales: Float[Tensor, "rows blocks"] | None = None,
 ) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """(first number, stop, scales ``[rows, blocks]``, codes from 0 on ``[rows, numbers]``) of each
-    chunk, in memory that the next chunk takes; codes are whole floats, and ``values``, if given,
-    gets what they stand for.
+    """Round rows to integers, chunk by chunk: yield (first number, stop, scales ``[rows, blocks]``,
+    codes from 0 on ``[rows, numbers]``) of each chunk, in memory that the next chunk overwrites.
+    Codes are whole floats. ``values``, if given, gets the numbers that the codes stand for.
 
     Args:
         steps: codes stand for ``-steps .. steps`` times ``scale / steps``.
@@ -147,7 +148,7 @@ def write_packed(
 def decode_codes(
     wire: UInt8[Tensor, "rows packed"], bits: int, steps: int, dtype: torch.dtype
 ) -> Float[Tensor, "rows codes"]:
-    """Codes, less ``steps``; of 1 bit -1 and 1."""
+    """Turn codes into numbers: each code minus ``steps``; for codes of 1 bit -1 and 1."""
     if bits == 16:
         return wire.clone().view(torch.int16).to(dtype)
     if bits == 8:
@@ -170,7 +171,8 @@ def _make_table(bits: int, steps: int, dtype: torch.dtype) -> Float[np.ndarray, 
 
 
 def pack_codes(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, "*batch packed"]:
-    """Codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with zeros."""
+    """Pack codes of 1, 2, 4 or 8 bits, ``8 / bits`` to the byte, low bits first, padded with
+    zeros."""
     if bits == 1 and not on_gpu(codes):
         return torch.from_numpy(np.packbits(codes.numpy(), axis=-1, bitorder="little"))
     if padding := -codes.shape[-1] % (8 // bits):
@@ -184,7 +186,7 @@ def pack_codes(codes: UInt8[Tensor, "*batch size"], bits: int) -> UInt8[Tensor, 
 def unpack_codes(
     packed: UInt8[Tensor, "*batch packed"], bits: int, size: int
 ) -> UInt8[Tensor, "*batch size"]:
-    """The inverse of ``pack_codes``."""
+    """Undo ``pack_codes``."""
     if bits == 8:
         return packed[..., :size]
     if bits == 1 and not on_gpu(packed):
@@ -195,7 +197,8 @@ def unpack_codes(
 
 
 def pack_signs(rows: Float[Tensor, "rows size"]) -> UInt8[Tensor, "rows packed"]:
-    """A bit for each number, 1 unless it is negative or NaN. ``size`` is a multiple of 8."""
+    """Pack a bit for each number: 1 unless the number is negative or NaN. ``size`` is a multiple of
+    8."""
     if on_gpu(rows):
         wire = rows.new_empty((len(rows), rows.shape[1] // 8), dtype=torch.uint8)
         write_packed(wire, (rows >= 0).to(torch.float32), 1)
@@ -215,8 +218,8 @@ def weighted_sums(
     block: int,
     divisor: int,
 ) -> Iterator[tuple[int, int, Float[Tensor, " columns"]]]:
-    """(first number, stop, sum) of each chunk: of workers' codes times their scales, added one
-    after the other, and divided."""
+    """Add workers' codes times their scales, one worker after the other, and divide the sums: yield
+    (first number, stop, sum) of each chunk."""
     size, steps = scales.shape[1] * block, 2 ** (bits - 1) - 1
     for first, stop in split_chunks(wires, block, size):
         packed = wires[:, first * bits // 8 : stop * bits // 8]

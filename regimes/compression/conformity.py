@@ -66,7 +66,7 @@ def check_compressor(
                     raise _wrong(compressor, layer, "exchange changed the gradients")
                 left, earlier = reducer.states[i].residual, owed[i]
                 if exact and left is not None:
-                    decay = float(compressor.at(level)[0].error_feedback)
+                    decay = float(compressor.resolve_level(level)[0].error_feedback)
                     sent = before[i] if earlier is None else before[i] + decay * earlier
                     _check_sent(compressor, layer, updates[i], sent - left.view(sent.shape))
                 owed[i] = None if left is None else left.view(rows[i].shape).clone()

@@ -24,7 +24,6 @@ from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket, State
 from regimes.compression.codes import (
-    Rows,
     decode_codes,
     largest_of_blocks,
     pack_signs,
@@ -34,7 +33,7 @@ from regimes.compression.codes import (
     write_packed,
 )
 from regimes.compression.kernels import on_gpu, random_rows
-from regimes.compression.layout import Layout, Noise, Spread, make_layout
+from regimes.compression.layout import Layout, PlacedRows, UniformNoise, make_layout
 
 BLOCK = 256  # numbers for which a layer's scale is read once
 
@@ -123,7 +122,7 @@ class Sign(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding(Compressor):
-    """Base of the compressors that round to integers.
+    """Is the base of the compressors that round to integers.
 
     Attributes:
         bits: The number of bits of an integer, or the number that each word of a policy stands for.
@@ -150,12 +149,14 @@ class Rounding(Compressor):
 
     def _noise_of(
         self, plan: Layout, states: Sequence[State], what: str, rows: int, like: Tensor
-    ) -> Noise | float:
+    ) -> UniformNoise | float:
         """What is added before rounding down: 0.5, or uniform in [0, 1) from a stream of its own
         for each worker and step, of ``rows`` owners' parts."""
         if not self.stochastic:
             return 0.5
-        return Noise(plan, [state.own_seeds(what, len(like)) for state in states], rows, like)
+        return UniformNoise(
+            plan, [state.own_seeds(what, len(like)) for state in states], rows, like
+        )
 
     def _noise(
         self, numbers: Float[Tensor, "hosted size"], state: State, what: str
@@ -187,14 +188,16 @@ class Quantise(Rounding):
         dtype, steps = flat[0].dtype, 2 ** (bits - 1) - 1  # codes -steps .. steps
         exact = torch.promote_types(dtype, torch.float32)
         plan = make_layout(tuple(bucket.sizes), 1, BLOCK)
-        rows, alone = Spread(plan, flat, exact), len(flat[0]) == bucket.states[0].workers == 1
+        rows, alone = PlacedRows(plan, flat, exact), len(flat[0]) == bucket.states[0].workers == 1
         scale = plan.largest(largest_of_blocks(rows, BLOCK))  # [L, layers]
         scale = scale.clamp_min_(torch.finfo(dtype).tiny).to(dtype)
         noise = self._noise_of(plan, bucket.states, "quantise", 1, flat[0][:, :0].to(exact))
         (scales,) = comm.gather([scale], bucket.shares([1] * len(flat)))  # [W, layers]
         of_blocks = plan.of_blocks(scale.to(exact))
         values = rows.new_empty(rows.shape) if bucket.feedback or alone else None
-        wire = _round_rows(rows, bits, noise, values, of_blocks)
+        wire = rows.new_empty((rows.shape[0], rows.shape[1] * bits // 8), dtype=torch.uint8)
+        for first, _, _, codes in round_chunks(rows, BLOCK, steps, noise, values, of_blocks):
+            write_packed(wire[:, first * bits // 8 :], codes, bits)
         del rows, noise  # and their memory
         received = _gather_wire(wire, plan, bits, bucket, comm)
         if bucket.feedback and values is not None:
@@ -217,17 +220,6 @@ def _gather_wire(
     shares = bucket.shares(plan.bytes_of_parts(bits, 0))
     (everyone,) = comm.gather([plan.without_gaps(wire, bits)], shares)
     return wire if len(everyone) == 1 else plan.with_gaps(everyone, bits, wire.shape[1])
-
-
-def _round_rows(
-    rows: Rows, bits: int, noise: Noise | float, values: Tensor | None, scales: Tensor
-) -> UInt8[Tensor, "hosted packed"]:
-    """Packed codes of rows at the scales of their blocks; ``values`` gets what they stand for."""
-    wire = rows.new_empty((rows.shape[0], rows.shape[1] * bits // 8), dtype=torch.uint8)
-    steps = 2 ** (bits - 1) - 1
-    for first, _, _, codes in round_chunks(rows, BLOCK, steps, noise, values, scales):
-        write_packed(wire[:, first * bits // 8 :], codes, bits)
-    return wire
 
 
 @dataclass(frozen=True, kw_only=True)

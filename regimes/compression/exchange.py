@@ -40,8 +40,9 @@ from regimes.compression.reducer import Reducer
 
 
 def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
-    """Layers from last to first, of each type by itself. As DDP's, a bucket is full once it has
-    ``cap`` bytes, the layer that reaches them included; DDP's first one may be smaller."""
+    """Divide layers into buckets, from the last layer to the first, each type by itself. As in DDP,
+    a bucket is full once it has ``cap`` bytes, with the layer that reaches them. DDP's first bucket
+    may be smaller."""
     full: list[list[int]] = []
     filling: dict[torch.dtype, list[int]] = {}
     sizes: dict[torch.dtype, int] = {}
@@ -61,15 +62,15 @@ def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
 def buckets_with_loss(
     parameters: Sequence[Tensor], bucket_mb: float, whole: bool = False
 ) -> list[list[int]] | None:
-    """The buckets of a model, the loss in the last; None is one bucket of all, as where nothing can
-    be exchanged before the ``whole`` gradient is there."""
+    """Divide a model into buckets; the loss travels with the last one. None stands for one bucket
+    of all layers, as where nothing can be exchanged before the ``whole`` gradient is there."""
     *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
     return None if whole or not early else [*early, [*last, NO_LAYER]]
 
 
 @dataclass(eq=False)
 class Transfer:
-    """What is exchanged together: one step's gradients, or a fragment's pseudo-gradients.
+    """Holds what is exchanged together: one step's gradients, or a fragment's pseudo-gradients.
 
     Attributes:
         levels: by layer.
@@ -134,8 +135,8 @@ class Exchange:
         return self.transfer
 
     def add_rows(self, rows: Mapping[int, Tensor], unused: Collection[int] | None = None) -> None:
-        """These layers are complete in the current stream, ``[rows, *shape]`` each. Where a thread
-        exchanges, a bucket that is complete leaves at once. In any thread.
+        """Hand over layers that are complete in the current stream, ``[rows, *shape]`` each. Where
+        a thread exchanges, a bucket that is complete leaves at once. Any thread may call this.
 
         Args:
             unused: with the last ones, the layers that no worker of this process has used.
@@ -157,7 +158,7 @@ class Exchange:
         extra: Float[Tensor, "rows ..."] | None = None,
         stack: Float[Tensor, "rows N"] | None = None,
     ) -> Transfer:
-        """Wait until all has come back.
+        """Wait until all buckets have come back, and return the transfer.
 
         Args:
             extra: losses, which travel with the bucket that has ``NO_LAYER``.
@@ -202,7 +203,8 @@ class Exchange:
     def send_transfer(
         self, rows: Mapping[int, Tensor], transfer: Transfer, extra: Tensor | None = None
     ) -> None:
-        """Let a transfer of one bucket leave: ``wait_for_transfers`` until it has come back."""
+        """Let a transfer of one bucket leave; ``wait_for_transfers`` waits until it has come
+        back."""
         if extra is not None:
             transfer.extra, transfer.left = extra, [[NO_LAYER, *transfer.left[0]]]
         transfer.rows.update(rows)
@@ -211,7 +213,7 @@ class Exchange:
             self.wait_for_transfers(transfer)
 
     def wait_for_transfers(self, transfer: Transfer | None = None) -> None:
-        """Until all that was sent has come back; before any other collective.
+        """Wait until all that was sent has come back; call this before any other collective.
 
         Raises:
             BaseException: an error of the thread.
@@ -222,7 +224,7 @@ class Exchange:
             self._exchange_complete(transfer, ())
 
     def settle_transfer(self, unapplied: Collection[int] = ()) -> Transfer:
-        """The step under way counts.
+        """Note that the step under way counts, and return its transfer.
 
         Args:
             unapplied: not for these layers, because the optimiser will not step them.
@@ -239,8 +241,8 @@ class Exchange:
         losses: Float[Tensor, " rows"],
         stack: Float[Tensor, "rows N"],
     ) -> tuple[list[Tensor], Tensor]:
-        """Exchange a step that is complete: the updates ``[*shape]`` per layer, and the mean loss,
-        NaN if any gradient is not finite. Gradients are left as they are."""
+        """Exchange a step that is complete; return the updates ``[*shape]`` by layer, and the mean
+        loss, which is NaN if any gradient is not finite. Gradients stay as they are."""
         self.begin_transfer(levels)
         self.add_rows(dict(enumerate(rows)))
         self.finish_transfer(losses, stack)
@@ -291,8 +293,8 @@ class Exchange:
 
 
 def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """0, or NaN where any entry is not finite. On a GPU also NaN where the sum overflows: to look
-    at the entries, the host would have to wait."""
+    """Return 0, or NaN if any entry is not finite. On a GPU it is also NaN if the sum overflows: to
+    look at the entries, the host would have to wait."""
     if on_gpu(tensors[0]):
         return 0 * torch.stack(foreach_norm([*tensors], 1)).sum()
     total = torch.stack([t.sum() for t in tensors]).sum()
@@ -303,8 +305,8 @@ def finite_flag(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
 
 
 def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"]) -> Tensor:
-    """The losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not finite, as
-    in ``finite_flag``."""
+    """Return the losses, ``[rows]``, in float32 or float64; NaN where a row's gradient is not
+    finite, as in ``finite_flag``."""
     sums = stack.sum(1)
     if not on_gpu(sums) and not bool(sums.isfinite().all()):
         sums = torch.where(stack.isfinite().all(1), 0, torch.nan)
@@ -313,9 +315,9 @@ def loss_with_flag(losses: Float[Tensor, " rows"], stack: Float[Tensor, "rows N"
 
 
 def shows_in_updates(compressors: Sequence[Compressor], rows: Sequence[Tensor]) -> bool:
-    """Does a gradient that is not finite on any process show in the updates, which are smaller than
-    the gradients? Not on a GPU, where the host would wait for it, nor in half precision, where an
-    update may overflow as it is written."""
+    """Return whether a gradient that is not finite on any process shows in the updates, which are
+    smaller than the gradients. It does not on a GPU, where the host would wait for it, nor in half
+    precision, where an update may overflow as it is written."""
     return all(c.propagates_nonfinite for c in compressors) and all(
         not on_gpu(x) and x.dtype in (torch.float32, torch.float64) for x in rows
     )
@@ -327,11 +329,12 @@ def flag_of_updates(
     updates: Mapping[int, Tensor],
     levels: Sequence[AnyLevel],
 ) -> tuple[Float[Tensor, ""], bool]:
-    """A flag, and whether it is finite: it is not where an update shows that a gradient was not
-    finite, or is not finite itself; of compressors with ``propagates_nonfinite``."""
+    """Return a flag, and whether the flag is finite. It is not finite if an update shows that a
+    gradient was not finite, or is not finite itself. All compressors must declare
+    ``propagates_nonfinite``."""
     probes = []
     for i in layers:
-        compressor, level = reducer.at(i, levels[i])
+        compressor, level = reducer.resolve_level(i, levels[i])
         probes.append(compressor.finite_probe(updates[i], reducer.states[i], level))
     total = torch.stack(foreach_norm(probes, 1)).sum()
     # A sum may overflow where its numbers do not, and their product where they do not.

@@ -32,8 +32,9 @@ _held: list[Any] | None = None  # see ``hold_cached_tensors``
 
 @contextmanager
 def hold_cached_tensors() -> Iterator[list[Any]]:
-    """A list of what the caches of ``cache_tensors`` give inside. While it lives those tensors do,
-    which a captured graph reads at their addresses long after a cache has dropped them."""
+    """Collect inside all that the caches of ``cache_tensors`` give, in the list that is yielded.
+    The tensors live as long as the list: a captured graph reads them at their addresses long after
+    a cache has dropped them."""
     global _held
     held: list[Any] = []
     _held = held
@@ -44,7 +45,7 @@ def hold_cached_tensors() -> Iterator[list[Any]]:
 
 
 def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """``functools.lru_cache`` for tensors on a device, see ``hold_cached_tensors``."""
+    """Cache tensors on a device like ``functools.lru_cache``, with ``hold_cached_tensors``."""
 
     def decorate(make: Callable[..., T]) -> Callable[..., T]:
         remembered = lru_cache(maxsize=most)(make)
@@ -63,13 +64,14 @@ def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Does each operation on it cost a launch, and reading a value a wait of the host?"""
+    """Return whether each operation on the tensor costs a launch, and reading a value a wait of the
+    host."""
     return tensor.is_cuda
 
 
 def make_once(made: dict[Hashable, T], what: Hashable, make: Callable[[], T]) -> T:
-    """What is among ``made``, or is made now. While a graph is captured nothing stays: what is made
-    then has no contents before a replay."""
+    """Return what ``made`` has under this key; make it if there is none. While a graph is captured
+    nothing is stored: what is made then has no contents before a replay."""
     if _held is not None:
         _held.append(value := make())
         return value
@@ -79,7 +81,7 @@ def make_once(made: dict[Hashable, T], what: Hashable, make: Callable[[], T]) ->
 
 
 def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tensor]]:
-    """The kernel that computes ``one`` for many layers; ``one`` must accept a leading axis."""
+    """Make a kernel that computes ``one`` for many layers; ``one`` must accept a leading axis."""
 
     def kernel(entries: Entries) -> list[Tensor]:
         if not on_gpu(entries[0][0]):
@@ -97,7 +99,8 @@ def batch_by_shape(one: Callable[..., Tensor]) -> Callable[[Entries], list[Tenso
 
 
 def stack_tensors(tensors: Sequence[Tensor]) -> Tensor:
-    """``[k, *shape]``: a view where the tensors lie evenly in one piece of memory, else a copy."""
+    """Stack tensors as ``[k, *shape]``: a view where they lie evenly in one piece of memory, else a
+    copy."""
     if len(tensors) == 1:
         return tensors[0][None]
     first, offsets = tensors[0], [t.storage_offset() for t in tensors]
@@ -113,7 +116,7 @@ Owed = tuple[Tensor, Tensor, float, Tensor]  # residual, gradient, factor, room
 
 
 def add_(entries: Sequence[Owed]) -> None:
-    """``factor * residual + gradient``, in the last tensor, which may be the residual."""
+    """Compute ``factor * residual + gradient`` in the last tensor, which may be the residual."""
     if not on_gpu(entries[0][0]):
         for residual, gradient, factor, room in entries:
             scaled = residual if factor == 1 else torch.mul(residual, factor, out=room)
@@ -129,7 +132,8 @@ def add_(entries: Sequence[Owed]) -> None:
 
 
 def sub_(entries: Entries) -> list[Tensor]:
-    """``delta -= sent`` in place; ``sent`` is one for all rows of ``delta`` or has as many."""
+    """Compute ``delta -= sent`` in place; ``sent`` is one for all rows of ``delta`` or has as
+    many."""
     deltas, sent = [delta for delta, _ in entries], [sent for _, sent in entries]
     if on_gpu(deltas[0]):  # where foreach shares a launch only among equal shapes
         rows = [row for x, delta in zip(sent, deltas, strict=True) for row in x.expand_as(delta)]
@@ -140,15 +144,16 @@ def sub_(entries: Entries) -> list[Tensor]:
 
 
 def random_rows(entries: Sequence[tuple[Sequence[Seed], Tensor]]) -> list[Tensor]:
-    """Random numbers in [0, 1), a row for each seed, of the size and on the device of a row."""
+    """Draw random numbers in [0, 1), a row for each seed, of the size and on the device of a
+    row."""
     wanted = [(seed, row.numel(), 0) for seeds, row in entries for seed in seeds]
     rows = iter(draw_uniform(wanted, entries[0][1].device))
     return [stack_tensors([next(rows) for _ in seeds]) for seeds, _ in entries]
 
 
 class Workspace:
-    """The part of a layer's memory that checkpoints leave out: a buffer that is reused, because
-    fresh pages cost as much as a pass over them.
+    """Holds the part of a layer's memory that checkpoints leave out: a buffer that is reused,
+    because fresh pages cost as much as a pass over them.
 
     Slots, not fields: ``vars`` leaves them out, ``copy.copy`` shares them, ``copy.deepcopy``
     copies them.
@@ -157,12 +162,12 @@ class Workspace:
     __slots__ = ("_buffer", "_table")
 
     def lend(self, buffer: Tensor | None) -> None:
-        """The next step may use this as its buffer, such as the memory of the gradient: that is not
-        needed once it is added to the residual."""
+        """Offer memory that the next step may use as its buffer, such as that of the gradient,
+        which is not needed once it is added to the residual."""
         self._buffer = buffer
 
     def use_seeds_of(self, table: SeedTable | None) -> None:
-        """Seeds come from there while a step is captured; None: from the host."""
+        """Take seeds from this table while a step is captured; None takes them from the host."""
         self._table = table
 
     def _seeds(self, makers: Sequence[Callable[[], int]]) -> list[Seed]:
@@ -172,8 +177,8 @@ class Workspace:
         return [*table.places(makers)]
 
     def buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The layer's buffer in the type and on the device of ``like``. Its contents are undefined
-        at first and overwritten in the next step."""
+        """Return the layer's buffer in the type and on the device of ``like``. Its contents are
+        undefined at first and overwritten in the next step."""
         buffer: Tensor | None = getattr(self, "_buffer", None)
         wanted = (tuple(shape), like.dtype, like.device)
         if buffer is None or (tuple(buffer.shape), buffer.dtype, buffer.device) != wanted:
@@ -186,7 +191,7 @@ class Workspace:
 # whose *last* dimension is a rank of two to four is several times slower than one whose first is,
 # and a product of one worker's matrix faster than a batch of one.
 class Stack:
-    """Layers of one shape that are computed together.
+    """Holds layers of one shape that are computed together.
 
     Attributes:
         places: where they are in the list that was stacked.
@@ -202,7 +207,7 @@ class Stack:
         self.is_view = self.matrices.data_ptr() == parts[0].data_ptr()
 
     def at_present(self) -> Stack:
-        """A stack of what the parts are now."""
+        """Return a stack of what the parts are now."""
         return self if self.is_view else Stack(self.places, self.parts)
 
 
@@ -220,7 +225,7 @@ def subtract_from_(stacks: Sequence[Stack], products: Sequence[Float[Tensor, "_ 
 def stack_alike(
     matrices: Sequence[Float[Tensor, "hosted _ _"]], keys: Sequence[Any]
 ) -> list[Stack]:
-    """Stacks of the matrices that have the same shape and key, such as a rank."""
+    """Stack the matrices that have the same shape and key, such as a rank."""
     if not on_gpu(matrices[0]):
         return [Stack([i], [matrix]) for i, matrix in enumerate(matrices)]
     shapes = tuple((matrix.shape, key) for matrix, key in zip(matrices, keys, strict=True))
@@ -229,7 +234,7 @@ def stack_alike(
 
 @lru_cache(maxsize=256)
 def group_alike(keys: tuple[Hashable, ...]) -> list[list[int]]:
-    """The places of equal keys, in the order of their first ones."""
+    """Group the places of equal keys, in the order of their first ones."""
     groups: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):
         groups.setdefault(key, []).append(i)
@@ -237,7 +242,7 @@ def group_alike(keys: tuple[Hashable, ...]) -> list[list[int]]:
 
 
 def unstack(stacks: Sequence[Stack], values: Sequence[Float[Tensor, "_ ..."]]) -> list[Tensor]:
-    """What belongs to each matrix, in the order in which they were stacked."""
+    """Return what belongs to each matrix, in the order in which the matrices were stacked."""
     if all(len(stack.places) == 1 for stack in stacks):
         return [value[0] for value in values]
     found: dict[int, Tensor] = {}
@@ -249,7 +254,7 @@ def unstack(stacks: Sequence[Stack], values: Sequence[Float[Tensor, "_ ..."]]) -
 def left_product(
     q: Float[Tensor, "layers r m"], stack: Stack
 ) -> Float[Tensor, "hosted layers r n"]:
-    """Each worker's ``D Q`` of each layer, transposed."""
+    """Compute each worker's ``D Q`` of each layer, transposed."""
     if on_gpu(q):
         if stack.alone is not None:  # a batch of three dimensions costs the host less
             return torch.bmm(q, stack.alone.mT)[None]
@@ -260,7 +265,7 @@ def left_product(
 def right_product(
     p: Float[Tensor, "layers r n"], stack: Stack
 ) -> Float[Tensor, "hosted layers r m"]:
-    """Each worker's ``P^T D`` of each layer."""
+    """Compute each worker's ``P^T D`` of each layer."""
     if on_gpu(p):
         if stack.alone is not None:
             return torch.bmm(p, stack.alone)[None]
@@ -275,7 +280,7 @@ def _by_worker(products: list[Tensor]) -> Tensor:
 def reconstruct(
     p: Float[Tensor, "layers r n"], q: Float[Tensor, "layers r m"], workspace: Workspace
 ) -> Float[Tensor, "layers n m"]:
-    """``P Q^T``; on a CPU in the workspace's buffer."""
+    """Compute ``P Q^T``; on a CPU in the workspace's buffer."""
     if on_gpu(p):
         return torch.bmm(p.mT, q)
     room = workspace.buffer((p.shape[2], q.shape[2]), q)
@@ -283,7 +288,8 @@ def reconstruct(
 
 
 def subtract_products_(stacks: Sequence[Stack], factors: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """``D -= P Q^T`` in place, with factors (P, Q) of each worker, ``[layers, L, r, ...]``."""
+    """Compute ``D -= P Q^T`` in place, with factors (P, Q) of each worker, ``[layers, L, r,
+    ...]``."""
     if on_gpu(stacks[0].matrices):
         subtract_from_(stacks, [p.mT @ q for p, q in factors])
         return
@@ -297,8 +303,9 @@ def reconstruct_and_subtract_(
     right: Sequence[Float[Tensor, "_ _ _"]],
     workspaces: Sequence[Workspace],
 ) -> list[Tensor]:
-    """`reconstruct`; the product is subtracted from each worker's row of the parts, in place. On a
-    CPU it is computed again for each row, which costs less than reading it."""
+    """Compute ``P Q^T`` as ``reconstruct`` does, and subtract the product from each worker's row of
+    the parts, in place. On a CPU it is computed again for each row, which costs less than reading
+    it."""
     updates = []
     for stack, p, q, workspace in zip(stacks, left, right, workspaces, strict=True):
         updates.append(reconstruct(p, q, workspace))
@@ -314,27 +321,27 @@ Once = Callable[[Hashable, Callable[[], Any]], Any]  # see ``make_once``
 
 
 def make_again(what: Hashable, make: Callable[[], T]) -> T:
-    """An ``Once`` that keeps nothing."""
+    """Make a thing each time: an ``Once`` that keeps nothing."""
     return make()
 
 
 def orthonormalise(
     stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again
 ) -> list[Tensor]:
-    """An orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n, of stacks
-    ``[layers, rank, n]``: by Householder QR, or on a GPU by ``in_batches``. It is completed where
-    rows are dependent: power iteration never leaves a zero factor, which a zero gradient would
-    give."""
+    """Compute an orthonormal basis ``[rank, n]`` of each matrix's row space, rank <= n, for stacks
+    ``[layers, rank, n]``: by Householder QR, or on a GPU by ``in_batches``. The basis is completed
+    where rows are dependent: power iteration never leaves a zero factor, which a zero gradient
+    would give."""
     if on_gpu(stacks[0]):
         return in_batches(stacks, once)
     return [torch.linalg.qr(rows.mT)[0].mT for rows in stacks]
 
 
 def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again) -> list[Tensor]:
-    """In few batches without a wait of the host: shifted CholeskyQR3 (Fukaya et al., 2020) in
-    float64. Each matrix is scaled to norm 1, and a tiny identity completes its basis. The shift
-    keeps the first Cholesky factor real; two more passes orthogonalise to the last bits.
-    """
+    """Orthonormalise in few batches and without a wait of the host, by shifted CholeskyQR3 (Fukaya
+    et al., 2020) in float64. Each matrix is scaled to norm 1, and a tiny identity completes its
+    basis. The shift keeps the first Cholesky factor real; two more passes orthogonalise to the last
+    bits."""
     results: dict[int, Tensor] = {}
     shapes = tuple(tuple(rows.shape) for rows in stacks)
     for ids in choose_batches(shapes):
@@ -346,8 +353,9 @@ def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again
 
 @lru_cache(maxsize=PLANS)
 def choose_batches(shapes: tuple[tuple[int, int, int], ...]) -> list[list[int]]:
-    """Which stacks ``[layers, rank, n]`` are padded to the size of the largest of their batch.
-    Zeros are at most as many as numbers, except in a batch of few numbers: a batch costs launches.
+    """Choose which stacks ``[layers, rank, n]`` are padded to the size of the largest of their
+    batch. Zeros are at most as many as numbers, except in a batch of few numbers: a batch costs
+    launches.
 
     >>> choose_batches(((2, 4, 768), (1, 4, 50257), (1, 4, 2304)))
     [[1, 2], [0]]
@@ -369,9 +377,9 @@ def choose_batches(shapes: tuple[tuple[int, int, int], ...]) -> list[list[int]]:
 
 
 class Padded:
-    """Room for stacks of several sizes as one batch, ``[layers, ranks, n]``; zeros around them
-    stay. With several ranks a padding row has a 1 in a column of its own, where it is orthogonal to
-    all others."""
+    """Holds room for stacks of several sizes as one batch, ``[layers, ranks, n]``; zeros around
+    them stay. With several ranks a padding row has a 1 in a column of its own, where it is
+    orthogonal to all others."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         self.shapes, self.layers = shapes, [layers for layers, _, _ in shapes]
@@ -392,7 +400,7 @@ class Padded:
         return [x if x.shape == shape else x[:, : shape[1], : shape[2]] for x, shape in parts]
 
     def orthonormalise(self, stacks: Sequence[Tensor]) -> list[Tensor]:
-        """See ``in_batches``."""
+        """Orthonormalise the stacks, as ``in_batches`` says."""
         foreach_copy_(self.places, [*stacks])
         a = self.room / torch.linalg.matrix_norm(self.room, keepdim=True).clamp_min_(1e-300)
         a.diagonal(dim1=1, dim2=2).add_(self.tiny)

@@ -49,7 +49,7 @@ class Layout:
         self.width = self.starts.pop()
 
     def bytes_of_parts(self, bits: int, itemsize: int) -> list[int]:
-        """Scales and packed codes of each layer's part."""
+        """Return the bytes of each layer's part: scales and packed codes."""
         return [-(-part // self.block) * itemsize - (-part * bits // 8) for part in self.parts]
 
     def spread(
@@ -66,7 +66,8 @@ class Layout:
     def collect(
         self, values: Float[Tensor, "1 owners width"], into: Float[Tensor, "1 N"]
     ) -> list[Float[Tensor, " _"]]:
-        """Each layer of one row, whole: views where there is one owner, else copies."""
+        """Return each layer of one row, whole: views where there is one owner, else copies in
+        ``into``."""
         if self.owners == 1:
             parts = zip(self.starts, self.sizes, strict=True)
             return [values[0, 0, start : start + size] for start, size in parts]
@@ -78,7 +79,8 @@ class Layout:
     def joined(
         self, columns: Iterable[tuple[int, int, Float[Tensor, " columns"]]], like: Tensor
     ) -> list[Float[Tensor, " _"]]:
-        """Each layer of one owner, side by side without gaps, in the type of ``like``.
+        """Join columns: return each layer of one owner, side by side without gaps, in the type of
+        ``like``.
 
         Args:
             columns: (first, stop, numbers) of successive ones.
@@ -104,7 +106,8 @@ class Layout:
         foreach_sub_(theirs, ours)
 
     def segments(self, first: int, stop: int) -> Iterator[tuple[int, Span]]:
-        """The layers that have numbers in these columns, and which of a part's numbers they are."""
+        """Yield the layers that have numbers in these columns, and which of a part's numbers they
+        are."""
         for i in range(max(0, bisect_right(self.starts, first) - 1), len(self.parts)):
             start = self.starts[i]
             if start >= stop:
@@ -138,13 +141,13 @@ class Layout:
     # -- one scale for each layer ----------------------------------------------------------------
 
     def largest(self, blocks: Float[Tensor, "hosted blocks"]) -> Float[Tensor, "hosted layers"]:
-        """The largest of each layer's blocks; NaN where one is."""
+        """Return the largest of each layer's blocks; NaN where a block is NaN."""
         found = blocks.new_zeros((len(blocks), len(self.sizes)))
         index = _layer_of_block(self, blocks.device).expand(blocks.shape)
         return found.scatter_reduce_(1, index, blocks, "amax")
 
     def of_blocks(self, scales: Float[Tensor, "rows layers"]) -> Float[Tensor, "rows blocks"]:
-        """The scale of each block."""
+        """Return the scale of each block."""
         return scales.index_select(1, _layer_of_block(self, scales.device))
 
     # -- scales and codes of ``width`` numbers ---------------------------------------------------
@@ -152,7 +155,7 @@ class Layout:
     def without_gaps(
         self, wire: UInt8[Tensor, "*rows packed"], bits: int
     ) -> UInt8[Tensor, "*rows kept"]:
-        """What has to travel of a row's scales and packed codes."""
+        """Return what has to travel of a row's scales and packed codes."""
         spans = self._spans(bits, wire.shape[-1])
         if spans == [(0, wire.shape[-1])]:
             return wire
@@ -161,7 +164,7 @@ class Layout:
     def with_gaps(
         self, kept: UInt8[Tensor, "*rows kept"], bits: int, packed: int
     ) -> UInt8[Tensor, "*rows packed"]:
-        """The inverse, for rows of ``packed`` bytes; codes of zero fill the gaps."""
+        """Undo ``without_gaps`` for rows of ``packed`` bytes; codes of zero fill the gaps."""
         spans = self._spans(bits, packed)
         if spans == [(0, packed)]:
             return kept
@@ -193,9 +196,9 @@ class Layout:
         return joined
 
 
-class Spread:
-    """Layers of one owner in their places, as `codes.Rows`: on a CPU some columns at a time, which
-    then need no memory for all.
+class PlacedRows:
+    """Reads layers of one owner in their places, as `codes.Rows`: on a CPU some columns at a time,
+    which then need no memory for all.
 
     Args:
         layers: of any floating dtype.
@@ -238,7 +241,7 @@ class Spread:
 
 @lru_cache(maxsize=64)
 def make_layout(sizes: tuple[int, ...], owners: int, block: int) -> Layout:
-    """The layout of a bucket's layers, made once."""
+    """Make the layout of a bucket's layers, once."""
     return Layout(sizes, owners, block)
 
 
@@ -250,8 +253,8 @@ def _layer_of_block(plan: Layout, device: torch.device) -> Int64[Tensor, " block
     return torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)
 
 
-class Noise:
-    """Uniform numbers in [0, 1) for a layout, made when and where a kernel asks for them.
+class UniformNoise:
+    """Draws uniform numbers in [0, 1) for a layout, when and where a kernel asks for them.
 
     Args:
         seeds: of each layer, one for each hosted worker.
@@ -281,7 +284,7 @@ class Noise:
         return torch.from_numpy(drawn).to(self.like.dtype)
 
     def wanted(self, first: int, stop: int) -> Iterator[tuple[Wanted, tuple[int, slice]]]:
-        """For some columns what `draw_uniform` is asked, and where it goes."""
+        """Yield for some columns what `draw_uniform` is asked, and where its numbers go."""
         for i, (a, b) in self.plan.segments(first, stop):
             start, part = self.plan.starts[i] - first, self.plan.parts[i]
             for row in range(len(self.seeds[i]) * self.rows):
@@ -290,7 +293,7 @@ class Noise:
                 yield asked, (row, slice(start + a, start + b))
 
 
-def draw_noise(noises: Sequence[Noise]) -> None:
+def draw_noise(noises: Sequence[UniformNoise]) -> None:
     """On a GPU draw all numbers of several at once, with the launches of one."""
     if not noises or not on_gpu(noises[0].like):
         return

@@ -9,7 +9,8 @@ from regimes.compression import REGISTRY, Compressor, make_compressor
 
 
 def compressor_parts(chosen: Compressor) -> Iterator[Part]:
-    """The compressor, and the unit of its residual where that is another than usual."""
+    """Yield the compressor as a part of a job, and before it the unit of its residual if that is
+    another than usual."""
     needs, name = declared_needs(chosen), REGISTRY.table(chosen)["name"]
     if chosen.residual != type(chosen).residual:
         of_residual = needs & {GRADIENT_UNIT, LEARNING_RATE}
@@ -20,5 +21,5 @@ def compressor_parts(chosen: Compressor) -> Iterator[Part]:
 
 
 def compressor_needs() -> dict[str, frozenset[str]]:
-    """What each registered compressor needs, by name."""
+    """Return what each registered compressor needs of a job, by name."""
     return {name: declared_needs(make_compressor({"name": name})) for name in REGISTRY}

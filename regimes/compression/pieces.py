@@ -25,11 +25,11 @@ from regimes.compression.all_reduce import (
     wire_bytes,
 )
 from regimes.compression.codes import Rows
-from regimes.compression.layout import Spread, make_layout
+from regimes.compression.layout import PlacedRows, make_layout
 
 
 class Pieces:
-    """The bytes of a row: scales and codes of what is quantised, then the numbers that travel as
+    """Encodes rows as bytes: scales and codes of what is quantised, then the numbers that travel as
     they are.
 
     Args:
@@ -73,7 +73,7 @@ class Pieces:
         noise: Added,
         left: Float[Tensor, "rows size"] | None = None,
     ) -> UInt8[Tensor, "rows bytes"]:
-        """The bytes of rows.
+        """Encode rows as bytes, ``[rows, bytes]``.
 
         Args:
             rows: in float32 at least.
@@ -85,7 +85,7 @@ class Pieces:
             left.copy_(rows)
         if self.plan is not None:
             columns = [rows[:, x] for x in self.rounded]
-            source: Rows = Spread(self.plan, columns, rows.dtype)
+            source: Rows = PlacedRows(self.plan, columns, rows.dtype)
             values = None
             if left is not None:
                 source = values = rows.new_empty(len(rows), self.width)
@@ -105,7 +105,7 @@ class Pieces:
     def decode(
         self, wire: UInt8[Tensor, "rows bytes"], dtype: torch.dtype
     ) -> Float[Tensor, "rows size"]:
-        """The numbers that bytes stand for."""
+        """Return the numbers that bytes stand for, ``[rows, size]``."""
         rounded = None
         if self.plan is not None:
             whole = self.plan.with_gaps(wire[:, : self.sent], self.bits, self.packed)
@@ -115,7 +115,7 @@ class Pieces:
     def sum(
         self, wire: UInt8[Tensor, "hosted workers bytes"], dtype: torch.dtype
     ) -> Float[Tensor, "hosted size"]:
-        """The sum over workers, see `all_reduce.in_order_sum`."""
+        """Add what all workers have sent, ``[hosted, size]``; see `all_reduce.in_order_sum`."""
         rounded = None
         if self.plan is not None:
             whole = self.plan.with_gaps(wire[..., : self.sent], self.bits, self.packed)
@@ -158,5 +158,5 @@ class Pieces:
 def make_pieces(
     pieces: tuple[Piece, ...], bits: int, block: int, kind: torch.dtype = torch.float32
 ) -> Pieces:
-    """`Pieces`, made once."""
+    """Make `Pieces`, once."""
     return Pieces(pieces, bits, block, kind)

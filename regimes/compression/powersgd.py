@@ -40,7 +40,7 @@ from regimes.compression.kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Compressor):
-    """Base of the compressors that send a matrix as two factors of few columns.
+    """Is the base of the compressors that send a matrix as two factors of few columns.
 
     Attributes:
         rank: The number of columns of a factor, or the rank that each word of a policy stands for.
@@ -56,7 +56,8 @@ class LowRank(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
-        """As many are too many: sent whole, the layer loses nothing, and no product is computed."""
+        """Return whether the factors have no fewer bytes than the layer. At equally many the layer
+        is sent whole: it loses nothing, and no product is computed."""
         return compressed_bytes >= dense_bytes
 
     def check(self, level: Level) -> None:
@@ -70,7 +71,7 @@ class LowRank(Compressor):
         return state
 
     def numbers_of_rank(self, layer: Layer, level: Level) -> int:
-        """Those of both factors of each matrix of a layer."""
+        """Return how many numbers both factors of all matrices of a layer have."""
         n, m = layer.inner or layer.matrix
         count = layer.shape[0] if layer.inner else 1
         return count * (n + m) * min(int(level), n, m)
@@ -78,8 +79,12 @@ class LowRank(Compressor):
 
 @dataclass
 class PowerState(State):
-    """``q``: the right factor of the last step, transposed; the same on every worker. Those of
-    several matrices are below one another."""
+    """Holds the right factor of a layer beside its residual.
+
+    Attributes:
+        q: The right factor of the last step, transposed; the same on every worker. The factors of
+            several matrices are below one another.
+    """
 
     replaced: ClassVar[frozenset[str]] = frozenset({"q"})
     q: Float[Tensor, "rank m"] | None = None
@@ -126,7 +131,9 @@ class PowerSGD(LowRank):
             object.__setattr__(self, "propagates_nonfinite", False)
 
     def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
-        """The authors' code sends every matrix at its rank, as their Table 1 counts."""
+        """Return whether a level would send more bytes of a layer than "dense"; never with
+        ``reset_on_change``, because the authors' code sends every matrix at its rank, as their
+        Table 1 counts."""
         return not self.reset_on_change and super().exceeds(layer, level, workers)
 
     def before_dense(self, state: State) -> None:
@@ -134,7 +141,8 @@ class PowerSGD(LowRank):
             state.residual = cast(PowerState, state).q = None
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        """Algorithm 1. The deltas are gradients plus residuals."""
+        """Run one step of algorithm 1 on the deltas, which are gradients plus residuals. The deltas
+        are gradients plus residuals."""
         matrices = bucket.once("matrices", lambda: _matrices(bucket))
         if not matrices:  # no expert is here
             return [delta[0] for delta in bucket.deltas]
@@ -379,7 +387,7 @@ def _shares(
 def resize_rows(
     rows: Float[Tensor, "old m"] | None, rank: int, width: int, like: Tensor, key: Sequence[Any]
 ) -> Float[Tensor, "rank m"]:
-    """A factor with rows dropped, or added as normal noise that is seeded by ``key``."""
+    """Drop rows of a factor, or add rows of normal noise that is seeded by ``key``."""
     if rows is not None and len(rows) >= rank:
         return rows[:rank]
     old = [] if rows is None else list(rows)
@@ -392,8 +400,13 @@ def resize_rows(
 
 @dataclass
 class AlternatingState(State):
-    """``factor``: the mean that was sent last, the same on every worker; P transposed where
-    ``is_left``, else Q."""
+    """Holds the factor that was sent last, beside a layer's residual.
+
+    Attributes:
+        factor: The mean that was sent last, the same on every worker; P transposed if ``is_left``,
+            else Q.
+        is_left: The factor is P.
+    """
 
     replaced: ClassVar[frozenset[str]] = frozenset({"factor"})
     factor: Float[Tensor, "rank side"] | None = None
@@ -426,7 +439,11 @@ class ACPSGD(LowRank):
             object.__setattr__(self, "phases", 1)
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        matrices = bucket.once("matrices", lambda: _alone(_matrices(bucket)))
+        # each shard is compressed by itself
+        matrices = bucket.once(
+            "matrices",
+            lambda: [replace(x, rank=min(x.rank, *x.shape), shard=None) for x in _matrices(bucket)],
+        )
         if not matrices:
             return [delta[0] for delta in bucket.deltas]
         rests, several = _parts(bucket.deltas, matrices), self.iterations > 1
@@ -468,18 +485,13 @@ class ACPSGD(LowRank):
         return _of_layers(bucket, matrices, unstack(stacks, products))
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The mean of two steps; where ``iterations`` is odd, one sends P and the other Q."""
+        """Return the mean of two steps; if ``iterations`` is odd, one sends P and the other Q."""
         twice = self.iterations * self.numbers_of_rank(layer, level)
         return Traffic(twice / 2, twice * itemsize // 2)
 
     def phase(self, state: State) -> int:
-        """1 where P was sent last, 0 where Q was."""
+        """Return 1 if P was sent last, 0 if Q was."""
         return int(cast(AlternatingState, state).is_left)
-
-
-def _alone(matrices: Sequence[_Matrix]) -> list[_Matrix]:
-    """The same, where each shard is compressed by itself."""
-    return [replace(x, rank=min(x.rank, *x.shape), shard=None) for x in matrices]
 
 
 def _last_factor(state: AlternatingState, matrix: _Matrix, like: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ Stacks = Sequence[Float[Tensor, "rows ..."]] | Mapping[int, Float[Tensor, "rows 
 
 @dataclass
 class BucketPlan:
-    """How a bucket is exchanged, until its levels change.
+    """Says how a bucket is exchanged, until its levels change.
 
     Attributes:
         chosen: what it depends on.
@@ -82,11 +82,12 @@ class Reducer:
         self.layers, self.world = list(layers), world
         self.compressors = [compressor if layer.compressed else Dense() for layer in layers]
         self._at: dict[FeedbackLevel, tuple[Compressor, Level]] = {}
-        self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}  # of `at`
+        # the answers of `resolve_level`
+        self._choices: dict[tuple[int, AnyLevel], tuple[Compressor, Level]] = {}
         self._plans: dict[tuple[int, ...], BucketPlan] = {}
         self.kept: dict[int, dict[str, Any]] = {}
         self.reads_rates = any(c.reads_rate for c in self.compressors)
-        self.traffic_check = TrafficCheck(self.at, self.layers, world)
+        self.traffic_check = TrafficCheck(self.resolve_level, self.layers, world)
         first = world.hosted[0]
         self.states: list[Any] = [
             c.init(layer, seed, first) for c, layer in zip(self.compressors, layers, strict=True)
@@ -117,7 +118,7 @@ class Reducer:
         self.set_rates(layers)
         plan = self._plan(layers, gradients, levels)
         check = self.traffic_check
-        before = {} if plan.compared else check.before(layers, gradients, levels)
+        before = {} if plan.compared else check.counted_so_far(layers, gradients, levels)
         plan.compared = not before
         riders = Riders()
         if extra is not None and len(layers) < len(bucket):
@@ -148,7 +149,7 @@ class Reducer:
         for i, mean in riders.means.items():
             updates[i] = mean if i < 0 else mean.view(gradients[i].shape[1:])
         if before:
-            check.after(before, gradients, levels, self.states)
+            check.compare_step(before, gradients, levels, self.states)
         # in the order that was asked for
         return {i: updates[i] for i in (*bucket, MARKS) if i in updates}
 
@@ -178,7 +179,7 @@ class Reducer:
     ) -> BucketPlan:
         plan, alike = BucketPlan(chosen), dict[int, list[int]]()  # by compressor: its layers
         for i in layers:
-            compressor, level = self.at(i, levels[i])
+            compressor, level = self.resolve_level(i, levels[i])
             absent = not gradients[i].numel() and not compressor.joins_shards
             if type(compressor) is not Dense and absent and self.states[i].shard is not None:
                 plan.absent.append(i)
@@ -187,7 +188,7 @@ class Reducer:
             else:
                 alike.setdefault(id(compressor), []).append(i)
         for own in alike.values():
-            compressor = self.at(own[0], levels[own[0]])[0]
+            compressor = self.resolve_level(own[0], levels[own[0]])[0]
             parts = [own]
             if compressor.one_level:
                 parts = _at_one_level(own, gradients, levels)
@@ -198,7 +199,7 @@ class Reducer:
                 Bucket(
                     part,
                     [self.states[i] for i in part],
-                    [self.at(i, levels[i])[1] for i in part],
+                    [self.resolve_level(i, levels[i])[1] for i in part],
                     feedback,
                     self.tentative,
                 )
@@ -207,14 +208,15 @@ class Reducer:
             plan.parts.append((compressor, buckets))
         return plan
 
-    def at(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
-        """The compressor of a layer at a level, as ``Compressor.at``; "dense" where that would send
-        more than the layer has."""
+    def resolve_level(self, layer: int, level: AnyLevel) -> tuple[Compressor, Level]:
+        """Return the compressor of a layer at a level, and the level without error feedback, as
+        ``Compressor.resolve_level`` does; the level is "dense" if the other one would send more
+        than the layer has."""
         if (layer, level) not in self._choices:
             compressor, plain = self.compressors[layer], cast(Level, level)
             if isinstance(level, FeedbackLevel):
                 if level not in self._at:  # one object for all layers, which are exchanged together
-                    self._at[level] = compressor.at(level)
+                    self._at[level] = compressor.resolve_level(level)
                 compressor, plain = self._at[level]
             whole = compressor.exceeds(self.layers[layer], plain, self.world.workers)
             self._choices[layer, level] = compressor, DENSE if whole else plain
@@ -228,13 +230,13 @@ class Reducer:
                 self.states[i].rate = rates[i]
 
     def residuals(self) -> list[Tensor | None]:
-        """What each hosted worker has not sent yet, per layer."""
+        """Return what each hosted worker has not sent yet, by layer."""
         return [state.residual for state in self.states]
 
     # -- a step that may not count -------------------------------------------------------------
 
     def keep(self, layers: Iterable[int]) -> None:
-        """The step under way comes to these layers."""
+        """Keep the memories of these layers before the step under way comes to them."""
         for i in layers:
             state = self.states[i]
             self.kept[i] = state.snapshot()
@@ -242,18 +244,19 @@ class Reducer:
                 state.residual = state.residual.detach()  # another tensor: it is not written to
 
     def settle_step(self, unapplied: Collection[int] = ()) -> None:
-        """The step is over, and counts, except in ``unapplied`` layers: to adopt their residuals
-        would forget an update that was never applied."""
+        """End a step that counts, except in ``unapplied`` layers: to adopt their residuals would
+        forget an update that was never applied."""
         self._restore(self.kept, unapplied)
         self.before = {i: fields for i, fields in self.kept.items() if i not in unapplied}
         self.kept = {}
 
     def drop_step(self) -> None:
-        """A step under way has failed, if there is one."""
+        """Restore the memories before a step under way that has failed, if there is one."""
         self._restore(self.kept, self.kept)
 
     def undo_step(self, layers: Collection[int] | None = None) -> set[int]:
-        """Take the last step back in some layers, or in all; returns the layers it had changed."""
+        """Take the last step back in some layers, or in all; return the layers that the step had
+        changed."""
         if (before := self.before) is None:
             return set()
         chosen = {i for i in before if layers is None or i in layers}
@@ -268,12 +271,13 @@ class Reducer:
 
     @property
     def scales(self) -> list[float]:
-        """Per layer, the scale of the loss in which its residual is stored."""
+        """Return, by layer, the scale of the loss in which its residual is stored."""
         pairs = zip(self.states, self.compressors, strict=True)
         return [state.scale if compressor.in_place else 1.0 for state, compressor in pairs]
 
     def rescale(self, ratio: float) -> None:
-        """The present residuals are in units of ``ratio`` times the scale that was assumed."""
+        """Note that the present residuals are in units of ``ratio`` times the scale that was
+        assumed."""
         for state, compressor in zip(self.states, self.compressors, strict=True):
             if compressor.in_place:
                 state.scale *= ratio
@@ -283,14 +287,14 @@ class Reducer:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, residuals): what is the same on all workers, and the hosted residuals."""
+        """Return (shared, residuals): what is the same on all workers, and the hosted residuals."""
         shared, residuals = {}, {}
         for layer, state in zip(self.layers, self.states, strict=True):
             residuals[layer.name], shared[layer.name] = state.residual, state.shared_state()
         return shared, residuals
 
     def load_state_dict(self, shared: dict[str, Any], residuals: dict[str, Any]) -> None:
-        """The inverse; ``to`` moves the tensors to the gradients' device."""
+        """Continue from a ``state_dict``; ``to`` moves the tensors to the gradients' device."""
         parts = zip(self.layers, self.states, self.compressors, strict=True)
         for layer, state, compressor in parts:
             if layer.name not in shared or layer.name not in residuals:
@@ -309,7 +313,7 @@ class Reducer:
         self.reads_rates |= any(state.residual_rate is not None for state in self.states)
 
     def to(self, device: torch.device) -> Reducer:
-        """Move all memories."""
+        """Move all memories to a device."""
         for state in self.states:
             for name, value in vars(state).items():
                 if isinstance(value, Tensor):
@@ -324,7 +328,7 @@ def exchange_layers(
     comm: Comm,
     scale: float = 1.0,
 ) -> list[Tensor]:
-    """Error feedback around `Compressor.exchange`; the updates, ``[*shape]``.
+    """Add residuals, call `Compressor.exchange`, and return the updates, ``[*shape]`` by layer.
 
     Gradients are left as they are. A residual survives every change of level. Without error
     feedback at this level it is added to one more gradient; what is not sent of the two is dropped.

@@ -27,7 +27,8 @@ from regimes.compression.pieces import Pieces, make_pieces
 
 @dataclass
 class ScatterState(State):
-    """
+    """Holds the memory of a layer of `QuantisedScatter`.
+
     Attributes:
         residual_scale: the ``scale`` of the step that has left the residual.
         pieces: of a worker's part. Identity, not memory.
@@ -82,7 +83,8 @@ class QuantisedScatter(QuantisedAllReduce):
         return state
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        """What the hosted worker owns of each layer's sum, ``[part]``."""
+        """Exchange the bucket; return what the hosted worker owns of each layer's sum,
+        ``[part]``."""
         pieces = [
             self._pieces(delta, state, bucket.level)
             for delta, state in zip(bucket.deltas, bucket.states, strict=True)
@@ -96,8 +98,8 @@ class QuantisedScatter(QuantisedAllReduce):
         pieces: Sequence[Pieces],
         comm: Comm,
     ) -> list[Float[Tensor, "hosted _"]]:
-        """The sums of each hosted worker's parts over all workers. With error feedback the deltas
-        become what was not sent."""
+        """Return the sums of each hosted worker's parts over all workers. With error feedback the
+        deltas become what was not sent."""
         hosted, workers, _ = deltas[0].shape
         wires = []
         for delta, state, own in zip(deltas, states, pieces, strict=True):
@@ -115,9 +117,9 @@ class QuantisedScatter(QuantisedAllReduce):
     def reduce(
         self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level, comm: Comm
     ) -> Float[Tensor, " part"]:
-        """The sum of the hosted worker's part over all workers, ``[part]``, in float32 at least;
-        ``grad`` and the residual's memory are left as they are. Not for the level "dense", see
-        ``with_residual``."""
+        """Return the sum of the hosted worker's part over all workers, ``[part]``, in float32 at
+        least. ``grad`` and the residual's memory stay as they are. At the level "dense" call
+        ``with_residual`` instead."""
         exact = self.with_residual(grad, state)
         if self.error_feedback and exact is grad:
             exact = grad.clone()
@@ -129,8 +131,8 @@ class QuantisedScatter(QuantisedAllReduce):
         return total[0]
 
     def with_residual(self, grad: Tensor, state: State) -> Tensor:
-        """The gradient in float32 at least, with what earlier steps have not sent, which is then
-        taken from the memory."""
+        """Return the gradient in float32 at least, plus what earlier steps have not sent, which
+        this removes from the memory."""
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))
         if state.residual is not None:
             held = self._numbers(state.residual, self._pieces_of(grad, state)).to(exact.dtype)
@@ -152,7 +154,7 @@ class QuantisedScatter(QuantisedAllReduce):
     def stored(
         self, left: Float[Tensor, "hosted workers part"], pieces: tuple[Piece, ...]
     ) -> Tensor:
-        """A residual as it is kept."""
+        """Return a residual in the form in which it is kept."""
         if self.residual_bits == 8:
             return (
                 make_pieces(pieces, 8, self.block)
@@ -182,7 +184,7 @@ class QuantisedScatter(QuantisedAllReduce):
     # -- traffic -----------------------------------------------------------------------------------
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """The parts of other owners, of a layer ``[workers, part]``."""
+        """Count the parts of other owners, of a layer ``[workers, part]``."""
         kind = {2: torch.bfloat16, 8: torch.float64}.get(itemsize, torch.float32)
         size = (workers - 1) * make_pieces(layer.row, int(level), self.block, kind).bytes
         return Traffic(size / 4, size)
@@ -195,8 +197,8 @@ class QuantisedScatter(QuantisedAllReduce):
 
 
 @dataclass(frozen=True)
-class Weights:
-    """How weights are gathered.
+class WeightGather:
+    """Says how weights are gathered.
 
     Attributes:
         level: the bits of a number, or "dense".
@@ -207,13 +209,13 @@ class Weights:
     block: int = 64
 
     def table(self) -> dict[str, Any]:
-        """In plain types."""
+        """Return the fields in plain types."""
         return {"level": self.level, "block": self.block}
 
 
 @dataclass(frozen=True)
 class WithinReplicas:
-    """How the processes of a replica exchange gradients and weights.
+    """Says how the processes of a replica exchange gradients and weights.
 
     Attributes:
         compressor, level: of gradients; "dense" is FSDP2's own reduce-scatter.
@@ -221,10 +223,10 @@ class WithinReplicas:
 
     compressor: QuantisedScatter
     level: Level
-    weights: Weights
+    weights: WeightGather
 
     def table(self) -> dict[str, Any]:
-        """In plain types."""
+        """Return the fields in plain types."""
         scatter: dict[str, Any] = {"level": self.level}
         if self.level != DENSE:
             made = self.compressor

@@ -32,8 +32,8 @@ SMALL = 1 << 14  # values; for fewer the selection by a bound does not pay
 
 
 def num_kept(level: Level, size: int, count: str = "round") -> int:
-    """The number of coordinates that K percent of ``size`` are: the nearest, and at least one; or
-    truncated ("truncate"), which may be none.
+    """Return how many coordinates K percent of ``size`` are: the nearest number, and at least one;
+    or a truncated number ("truncate"), which may be zero.
 
     >>> num_kept(10, 250), num_kept(0.1, 250), num_kept(0.3, 500), num_kept(0.3, 500, "truncate")
     (25, 1, 2, 1)
@@ -46,7 +46,7 @@ def num_kept(level: Level, size: int, count: str = "round") -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Sparsifier(Compressor):
-    """Base of the compressors whose level is a percentage.
+    """Is the base of the compressors whose level is a percentage.
 
     Attributes:
         percent: The percentage of the coordinates that is sent, or the percentage that each word of
@@ -93,7 +93,8 @@ class TopK(Sparsifier):
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
     def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
-        """Of small layers alone, of which one coordinate is sent at least."""
+        """Return whether a level would send more bytes of a layer than "dense". This is so for
+        small layers alone, of which at least one coordinate is sent."""
         # With their indices more than 50 % are more of every layer: who chooses such a level means
         # it, as the paper does its 99 %.
         if level == DENSE or float(level) > 50 or self.count == "truncate":
@@ -134,7 +135,7 @@ class TopK(Sparsifier):
 def scatter_sum(
     entries: Sequence[tuple[Tensor, Tensor, float, Sequence[int], Workspace]],
 ) -> list[Tensor]:
-    """For each layer the sum of ``values [W, k]`` at ``indices``, times a weight, in a tensor of a
+    """Add, for each layer, ``values [W, k]`` at ``indices``, times a weight, in a tensor of a
     shape; on a CPU in the workspace's buffer.
 
     A GPU adds the numbers of one call in any order. Where workers share a coordinate, processes
@@ -176,7 +177,7 @@ class RandomK(Sparsifier):
         flat, sizes = bucket.flat, bucket.sizes
         kept = [num_kept(bucket.level, size) for size in sizes]
         seeds = [state.seeds("random-k")[0] for state in bucket.states]
-        chosen = _draw_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
+        chosen = _random_places([(s, x[0], k) for s, x, k in zip(seeds, flat, kept, strict=True)])
         starts = [*accumulate(sizes, initial=0)]
         places = torch.cat(foreach_add(chosen, starts[:-1]))
         if bucket.feedback:
@@ -196,18 +197,18 @@ class RandomK(Sparsifier):
         return Traffic(k, k * itemsize)
 
 
-def _draw_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tensor, " k"]]:
+def _random_places(entries: Sequence[tuple[Seed, Tensor, int]]) -> list[Int64[Tensor, " k"]]:
     """For each (seed, row, k) the places of the k largest of random numbers, one for each place of
     the row, ascending."""
     if not on_gpu(entries[0][1]):
-        return [_drawn_places(int(seed), len(row), k) for seed, row, k in entries]
+        return [_random_places_on_cpu(int(seed), len(row), k) for seed, row, k in entries]
     draws = random_rows([([seed], row) for seed, row, _ in entries])
     pairs = zip(draws, entries, strict=True)
     return [top_indices(numbers[0], k).long() for numbers, (*_, k) in pairs]
 
 
-def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
-    """`_draw_places` of one row on a CPU. Of the numbers drawn, those above a bound are kept: on
+def _random_places_on_cpu(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
+    """`_random_places` of one row on a CPU. Of the numbers drawn, those above a bound are kept: on
     average four standard deviations more than k, so that the k largest are very probably there."""
     bound = 1 - (k + 4 * math.sqrt(k) + 4) / size
     # compared as integers, which become numbers where they are kept
@@ -234,21 +235,21 @@ def _drawn_places(seed: int, size: int, k: int) -> Int64[Tensor, " k"]:
 
 
 def top_indices(values: Float[Tensor, " size"], k: int) -> Int32[Tensor, " k"]:
-    """Indices of the k largest magnitudes, ascending; ties go to the smaller index."""
+    """Return the indices of the k largest magnitudes, ascending; ties go to the smaller index."""
     return select_largest(values[None], k)[0][0]
 
 
 def select_largest(
     rows: Float[Tensor, "rows size"], k: int, *, clear: bool = False
 ) -> tuple[Int32[Tensor, "rows k"], Float[Tensor, "rows k"]]:
-    """``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go to the
-    smaller index. With NaN among the values it may be any k of them.
+    """Return ``(indices, values)`` of each row's k largest magnitudes, by ascending index; ties go
+    to the smaller index. With NaN among the values it may be any k of them.
 
     Args:
         clear: set them to zero in ``rows``, which otherwise stay as they are.
     """
     if rows.device.type == "cpu":
-        chosen = zip(*(_of_row(row, k, clear) for row in rows), strict=True)
+        chosen = zip(*(_largest_of_row(row, k, clear) for row in rows), strict=True)
         index, value = (torch.stack(x) if len(x) > 1 else x[0][None] for x in chosen)
         return index, value
     places = by_threshold(rows, k)
@@ -258,20 +259,20 @@ def select_largest(
     return places.int(), taken
 
 
-def in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """`by_threshold` of many short rows; on a CPU a shorter way for those among which none has
-    ties."""
+def topk_of_rows(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
+    """Return the indices of ``by_threshold`` for many short rows; on a CPU by a shorter way for
+    those rows among which none has ties."""
     if rows.device.type != "cpu":
         return by_threshold(rows, k)
     found = []
     for part in rows.split(max(1, IN_CACHE // rows.shape[1])):
-        chosen = _in_each(part, k)
+        chosen = _topk_without_ties(part, k)
         ties = len(chosen) != k * len(part)
         found.append(by_threshold(part, k) if ties else torch.from_numpy(chosen).view(-1, k))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " chosen"]:
+def _topk_without_ties(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " chosen"]:
     """Columns of the numbers from each row's k-th largest magnitude on, row after row: k of each if
     there are no ties.
 
@@ -297,8 +298,9 @@ def _in_each(rows: Float[Tensor, "rows size"], k: int) -> Int64[np.ndarray, " ch
 
 
 def by_threshold(rows: Float[Tensor, "rows size"], k: int) -> Int64[Tensor, "rows k"]:
-    """The indices of `select_largest`, of all rows at once, on any device. k is at least 1."""
-    keys, bound = _keys_and_bound(rows, k)
+    """Return the indices of ``select_largest``, for all rows at once, on any device."""
+    keys = _sort_keys(rows)
+    bound = keys.topk(k, sorted=False).values.amin(1, keepdim=True)  # the k-th largest of each row
     above, ties = _count_in_rows(keys > bound), _count_in_rows(keys == bound)
     taken = above + ties.minimum(k - above[:, -1:])  # number of chosen values up to each place
     places = torch.arange(1, k + 1, dtype=torch.int32, device=rows.device)
@@ -315,19 +317,14 @@ def _count_in_rows(chosen: Bool[Tensor, "rows size"]) -> Int32[Tensor, "rows siz
     return ends - torch.cat([ends.new_zeros(1), ends[:-1, -1]])[:, None]
 
 
-def _keys_and_bound(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Integers in the order of the magnitudes, NaN highest, and the k-th largest of each row."""
-    keys = _sort_keys(rows)
-    return keys, keys.topk(k, sorted=False).values.amin(1, keepdim=True)
-
-
 def _sort_keys(rows: Tensor) -> Tensor:
+    """Integers in the order of the magnitudes, NaN highest."""
     # IEEE floats without their sign bit compare as integers do.
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(integer) & torch.iinfo(integer).max
 
 
-def _of_row(
+def _largest_of_row(
     row: Float[Tensor, " size"], k: int, clear: bool
 ) -> tuple[Int32[Tensor, " k"], Float[Tensor, " k"]]:
     """`select_largest` of one row on a CPU."""

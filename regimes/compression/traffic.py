@@ -20,27 +20,27 @@ class TrafficCheck:
 
     def __init__(
         self,
-        at: Callable[[int, AnyLevel], tuple[Compressor, Level]],
+        resolve_level: Callable[[int, AnyLevel], tuple[Compressor, Level]],
         layers: Sequence[Layer],
         world: World,
     ) -> None:
-        """``at``: `Reducer.at`."""
-        self.at, self.layers, self.world = at, layers, world
+        """``resolve_level``: that of the `Reducer`."""
+        self.resolve_level, self.layers, self.world = resolve_level, layers, world
         # By layer and level: what a step of each phase has sent, until all phases are known.
         # None: compared, or nothing to compare.
         self._counted: dict[tuple[int, AnyLevel], dict[int, Traffic] | None] = {}
 
-    def before(
+    def counted_so_far(
         self, bucket: Sequence[int], gradients: Any, levels: Sequence[AnyLevel]
     ) -> dict[int, Traffic]:
-        """The traffic so far of those layers of a bucket that are not compared yet."""
+        """Return the traffic so far of those layers of a bucket that are not compared yet."""
         counted, dtype = {}, self.world.meter.dtype
         for i in bucket:
             if i == NO_LAYER:
                 continue
             if (i, levels[i]) not in self._counted:
                 full = dtype in (torch.float32, torch.float64) and gradients[i].dtype == dtype
-                compressor, level = self.at(i, levels[i])
+                compressor, level = self.resolve_level(i, levels[i])
                 sends = full and level != DENSE and self.layers[i].compressed
                 # the formula is of a whole matrix; a shard of which no row is here sends nothing
                 apart = self.world.shards == 1 or not compressor.joins_shards
@@ -50,16 +50,18 @@ class TrafficCheck:
                 counted[i] = self.world.meter.layers[i]
         return counted
 
-    def after(
+    def compare_step(
         self, before: Mapping[int, Traffic], gradients: Any, levels: Sequence[AnyLevel], states: Any
     ) -> None:
-        """Add the step that these layers have taken since ``before``, and compare.
+        """Add the step that these layers have taken since ``counted_so_far``, and compare it with
+        the formulas.
 
         Raises:
             ConfigError: a compressor's formula gives another number.
         """
         for i, counted in before.items():
-            (compressor, level), layer, key = self.at(i, levels[i]), self.layers[i], (i, levels[i])
+            layer, key = self.layers[i], (i, levels[i])
+            compressor, level = self.resolve_level(*key)
             now = self.world.meter.layers[i]
             sent = Traffic(now.floats - counted.floats, now.bytes - counted.bytes)
             steps = (self._counted[key] or {}) | {compressor.phase(states[i]): sent}
@@ -102,7 +104,7 @@ def _worker_cost(
     compressor: Compressor, layer: Layer, level: AnyLevel, workers: int, shards: int = 1
 ) -> Traffic:
     """What a worker sends of a whole layer in one float32 step, all its shards together."""
-    compressor, level = compressor.at(level)
+    compressor, level = compressor.resolve_level(level)
     if shards == 1 or compressor.joins_shards:
         return compressor.cost(layer, level, workers)
     parts = [part for part in (layer.on(i, shards) for i in range(shards)) if part.size]
@@ -112,7 +114,7 @@ def _worker_cost(
 def traffic_table(
     compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
 ) -> tuple[float, int]:
-    """(floats, bytes) of one float32 step at one level, by the compressors' formulas."""
+    """Return (floats, bytes) of one float32 step at one level, by the compressors' formulas."""
     costs = [_worker_cost(compressor, layer, level, workers, shards) for layer in layers]
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
 
@@ -120,8 +122,8 @@ def traffic_table(
 def name_whole_layers(
     compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
 ) -> list[str]:
-    """The names of the layers that are sent whole at a level (``Compressor.exceeds``)."""
-    compressor, level = compressor.at(level)
+    """Name the layers that are sent whole at a level (``Compressor.exceeds``)."""
+    compressor, level = compressor.resolve_level(level)
     parts = layers if shards == 1 else [layer.on(0, shards) for layer in layers if layer.shape]
     return [part.name for part in parts if compressor.exceeds(part, level, workers)]
 
@@ -133,8 +135,8 @@ def costs_per_step(
     workers: int,
     shards: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """The cost of one step at each level and dense, for a record's header; "layers": the floats of
-    each layer; "whole": the names of those that are sent whole, if there are any."""
+    """Return the cost of one step at each level and dense, for a record's header. "layers" has the
+    floats of each layer. "whole" names the layers that are sent whole, if there are any."""
     table = {}
     for name, level in {**levels, DENSE: DENSE}.items():
         floats, sent = traffic_table(compressor, layers, level, workers, shards)
@@ -156,7 +158,7 @@ def check_order(
     """Raise ConfigError unless "low" compression sends at least as many floats as "high", or at
     equal floats (bits of a quantiser) as many bytes."""
     if {"low", "high"} <= levels.keys():
-        low, high = (chosen.at(levels[name])[1] for name in ("low", "high"))
+        low, high = (chosen.resolve_level(levels[name])[1] for name in ("low", "high"))
         sent = traffic_table(chosen, layers, low, workers, shards)
         if chosen.data_dependent:  # the formula is the most at any level
             if DENSE not in (low, high) and float(low) > float(high):

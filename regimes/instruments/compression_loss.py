@@ -110,7 +110,9 @@ class CompressionLossGauge(StridedGauge):
         parts = [p.view(x.shape) for p, x in zip(pieces, self.layers, strict=True)]
         self.energy = self.energy + squared_norms(parts).cpu()
         if self.reversible:
-            self.states = {name: [s.twin() for s in states] for name, states in self.states.items()}
+            self.states = {
+                name: [s.copy_for_step() for s in states] for name, states in self.states.items()
+            }
         self.lost = {
             name: self.lost[name] + squared_norms(self._errors(parts, name, level)).cpu()
             for name, level in self.levels.items()
@@ -119,7 +121,7 @@ class CompressionLossGauge(StridedGauge):
     def _errors(self, parts: list[Tensor], name: str, level: AnyLevel) -> list[Tensor]:
         """Each layer's gradient minus what a level sends of it; zero if it is sent whole."""
         errors, states = [torch.zeros_like(p) for p in parts], self.states[name]
-        compressor, sent = self.compressor.at(level)
+        compressor, sent = self.compressor.resolve_level(level)
         if sent == DENSE:
             return errors
         workers = self.world.workers

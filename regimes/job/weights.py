@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regimes.base.errors import ConfigError
 from regimes.base.fingerprint import fingerprint
 from regimes.base.torch_compat import parameter_table, place_of
-from regimes.collectives.agreement import Weights
+from regimes.collectives.agreement import WeightsReport
 from regimes.collectives.sharded_models import (
     all_param_groups,
     local_part,
@@ -74,7 +74,7 @@ class AttachedWeights:
             tensors.append(local_part(p).data)
         return tensors
 
-    def read(self, when: str, may_move: bool = False) -> Weights:
+    def read(self, when: str, may_move: bool = False) -> WeightsReport:
         """What this process says of its weights.
 
         Args:
@@ -84,7 +84,7 @@ class AttachedWeights:
         try:
             now = self._present()
         except (ReferenceError, AssertionError):  # the script has deleted its model
-            return Weights(when, None)
+            return WeightsReport(when, None)
         known, here = {id(p) for p in self.parameters.values()}, {id(p) for p in now.values()}
         moved = [name for name in self._found if id(self.parameters[name]) not in here]
         added = [
@@ -106,7 +106,7 @@ class AttachedWeights:
             )
         parts = [local_part(p) for name, p in now.items() if name not in self.ignored]
         hashed = [part for part in parts if part.element_size() in HASHED]
-        return Weights(when, fingerprint(hashed) if hashed else None, strangers)
+        return WeightsReport(when, fingerprint(hashed) if hashed else None, strangers)
 
 
 def _divided_rows(network: nn.Module) -> dict[str, Any]:

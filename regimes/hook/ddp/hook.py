@@ -22,7 +22,7 @@ from torch import Tensor
 from regimes.base.config import DENSE
 from regimes.base.errors import ConfigError, RegimesError, TrainingError
 from regimes.base.precision import full_precision
-from regimes.collectives.agreement import Weights
+from regimes.collectives.agreement import WeightsReport
 from regimes.compression.reducer import Reducer
 from regimes.compression.traffic import check_order
 from regimes.hook.ddp.loss_scale import LossScale
@@ -82,7 +82,7 @@ class Hook(AttachedJob):
         self.weights = AttachedWeights(lambda: source.network, source.parameters, source.ignored)
         # without replicas FSDP2 divides whatever the module has, and each process its own rows
         self.compares_weights = compares_weights and source.replicated
-        self._seen_weights: Weights | None = None
+        self._seen_weights: WeightsReport | None = None
         self._attached = [*source.parameters.values()]  # those that the optimiser was given with
         layers, network = source.layers, source.network
         super().__init__(source.make_world(timeout), layers, schedule)
@@ -375,7 +375,7 @@ class Hook(AttachedJob):
             if self.recorder is not None and self.branched == len(self.rows):
                 self.recorder.note_branch(self.branched)
 
-    def _read_weights(self) -> Weights | None:
+    def _read_weights(self) -> WeightsReport | None:
         """What this process says of the weights that the last unit has left; None: it need not."""
         if not self.compares_weights:
             return None

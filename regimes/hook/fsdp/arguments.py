@@ -11,7 +11,7 @@ from regimes.base.config import DENSE, is_by_name
 from regimes.base.config.convert import from_dict
 from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
 from regimes.compression import Compressor
-from regimes.compression.scatter import QuantisedScatter, Weights, WithinReplicas
+from regimes.compression.scatter import QuantisedScatter, WeightGather, WithinReplicas
 from regimes.job.choices import plain_number
 
 
@@ -116,7 +116,7 @@ def _build_scatter(given: Any) -> tuple[QuantisedScatter, Any, Any]:
     return made, given.get("level"), given.get("levels")
 
 
-def choose_gather(table: Mapping[str, Any] | None) -> Weights:
+def choose_gather(table: Mapping[str, Any] | None) -> WeightGather:
     """How weights are gathered, for the argument ``gather`` of ``attach``.
 
     Raises:
@@ -130,7 +130,7 @@ def choose_gather(table: Mapping[str, Any] | None) -> Weights:
     good = level in (DENSE, 4, 8) and not isinstance(level, bool)
     require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
     require(is_whole(block, 1), "gather.block", block, "a whole number from 1")
-    return Weights(plain_number(level), block)
+    return WeightGather(plain_number(level), block)
 
 
 def _check_keys(argument: str, table: Mapping[Any, Any], known: Collection[str]) -> None:

@@ -28,7 +28,7 @@ from regimes.compression.bucket import State
 from regimes.compression.exchange import fill_if_nonfinite, finite_flag
 from regimes.compression.pieces import make_pieces
 from regimes.compression.reducer import Reducer
-from regimes.compression.scatter import Weights
+from regimes.compression.scatter import WeightGather
 from regimes.hook.ddp.applied import AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.source import after_backward
@@ -407,7 +407,9 @@ class _AllGather(_Collective):
     see the same weights.
     """
 
-    def __init__(self, steps: _ModuleCollectives, weights: Weights, group: ParameterGroup) -> None:
+    def __init__(
+        self, steps: _ModuleCollectives, weights: WeightGather, group: ParameterGroup
+    ) -> None:
         self.steps, self.weights, self.usual = steps, weights, group.gather
         self.pieces = group.make_layout(steps.within.workers, frozen=True).pieces
 
@@ -440,7 +442,7 @@ class _AllGather(_Collective):
 
 
 def replace_collectives(
-    groups: Sequence[ParameterGroup], steps: _ModuleCollectives, weights: Weights
+    groups: Sequence[ParameterGroup], steps: _ModuleCollectives, weights: WeightGather
 ) -> None:
     """Let modules call the steps in place of torch's collectives."""
     places = iter(range(len(groups)))

@@ -30,7 +30,7 @@ _ROOT = "(root)"  # the name of a group without a path of its own
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """Where the numbers of a group's trained parameters are in FSDP2's flat tensors, ``[shards,
     part]``: each owner's pieces, end to end, padded to the size of the first owner's.
 
@@ -44,13 +44,13 @@ class Layout:
     dims: tuple[int, ...]
     shards: int
 
-    def with_shards(self, shards: int) -> Layout:
+    def with_shards(self, shards: int) -> FlatLayout:
         """The layout of the same parameters on another number of processes."""
-        return Layout(self.shapes, self.dims, shards)
+        return FlatLayout(self.shapes, self.dims, shards)
 
-    def only(self, places: Sequence[int]) -> Layout:
+    def only(self, places: Sequence[int]) -> FlatLayout:
         """The layout of some of the parameters."""
-        return Layout(
+        return FlatLayout(
             tuple(self.shapes[i] for i in places), tuple(self.dims[i] for i in places), self.shards
         )
 
@@ -168,7 +168,7 @@ class ParameterGroup:
         factor = float(shards) if given is None else given
         return factor / (shards * _divided_before(dtype, factor))
 
-    def make_layout(self, shards: int, *, frozen: bool = False) -> Layout:
+    def make_layout(self, shards: int, *, frozen: bool = False) -> FlatLayout:
         """Where the trained parameters' numbers are, among so many processes.
 
         Args:
@@ -178,7 +178,7 @@ class ParameterGroup:
         if frozen:
             chosen = [current_parameter(x) for x in self.own.fsdp_params]
         dims = tuple(p.placements[-1].dim for p in chosen)
-        return Layout(tuple(tuple(p.shape) for p in chosen), dims, shards)
+        return FlatLayout(tuple(tuple(p.shape) for p in chosen), dims, shards)
 
 
 def check_root(network: Any) -> None:

@@ -17,7 +17,7 @@ from regimes.collectives.layers import Piece
 from regimes.compression.bucket import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, ScatterState
-from regimes.hook.fsdp.groups import Layout, ParameterGroup
+from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup
 
 _Numbers = Float[Tensor, " numbers"]
 _Memory = Callable[[int, float], State]  # a layer and its scale: what the step may change
@@ -26,7 +26,9 @@ _Memory = Callable[[int, float], State]  # a layer and its scale: what the step 
 class QuantisedReduction:
     """All parameters of a module as one layer ``[shards, part]``."""
 
-    def __init__(self, layer: int, group: ParameterGroup, layout: Layout, reducer: Reducer) -> None:
+    def __init__(
+        self, layer: int, group: ParameterGroup, layout: FlatLayout, reducer: Reducer
+    ) -> None:
         self.layer, self.group, self.layout, self.reducer = layer, group, layout, reducer
 
     def reduce_module(
@@ -42,12 +44,12 @@ class QuantisedReduction:
             None: torch's own reduce-scatter is to run, of ``flat``, which may have changed.
         """
         layer, world = self.layer, self.reducer.world
-        compressor, level = self.reducer.at(layer, levels[layer])
+        compressor, level = self.reducer.resolve_level(layer, levels[layer])
         parts = flat.view(1, self.layout.shards, -1)
         kept = memory(layer, self.group.gradient_scale(flat.dtype, self.layout.shards))
         state, pieces = kept, self._arrived_pieces()
         if parts.shape[2] != self.layout.owned_size:  # its residual is of another order of numbers
-            state = kept.twin()
+            state = kept.copy_for_step()
             state.residual = None
             if isinstance(state, ScatterState):
                 state.pieces = pieces
@@ -86,7 +88,7 @@ class WholeReduction:
     and each process keeps its rows of their mean."""
 
     def __init__(
-        self, layers: Sequence[int], group: ParameterGroup, layout: Layout, reducer: Reducer
+        self, layers: Sequence[int], group: ParameterGroup, layout: FlatLayout, reducer: Reducer
     ) -> None:
         self.layers, self.group, self.layout, self.reducer = layers, group, layout, reducer
         self.arrived, self.here = layers, layout  # in the last reduce-scatter
@@ -103,7 +105,7 @@ class WholeReduction:
         states = {i: memory(i, scale) for i in layers}
         whole = here.to_parameters(full_precision(parts))
         gradients = {i: x[None] for i, x in zip(layers, whole, strict=True)}
-        chosen = {i: reducer.at(i, levels[i]) for i in layers}
+        chosen = {i: reducer.resolve_level(i, levels[i]) for i in layers}
         if any(chosen[i][1] != DENSE and reducer.layers[i].compressed for i in layers):
             means = reducer.reduce(layers, gradients, levels)
             world = reducer.world

@@ -23,10 +23,10 @@ from regimes.collectives.sharded_models import (
     mesh_fault,
 )
 from regimes.compression.reducer import Reducer
-from regimes.compression.scatter import Weights, WithinReplicas
+from regimes.compression.scatter import WeightGather, WithinReplicas
 from regimes.hook.ddp.source import layers_of
 from regimes.hook.fsdp.collectives import ModuleSteps, replace_collectives, restore_collectives
-from regimes.hook.fsdp.groups import Layout, ParameterGroup, check_root, groups_of
+from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup, check_root, groups_of
 from regimes.hook.fsdp.own_hooks import ATTACHED, attached_models
 from regimes.hook.fsdp.reductions import QuantisedReduction, WholeReduction
 from regimes.hook.fsdp.replicas import ShardedGradients, check_rows, named_trainable
@@ -53,7 +53,7 @@ class FSDPModules:
     replicated = False
     follows = True
 
-    def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
+    def __init__(self, model: nn.Module, shards: Any, weights: WeightGather) -> None:
         """
         Args:
             shards: the mesh of one dimension that was given to ``fully_shard``.
@@ -147,7 +147,7 @@ class FSDPParameters(FSDPModules):
     `FSDPModules`.
     """
 
-    def __init__(self, model: nn.Module, shards: Any, weights: Weights) -> None:
+    def __init__(self, model: nn.Module, shards: Any, weights: WeightGather) -> None:
         super().__init__(model, shards, weights)
         places = {name: i for i, name in enumerate(self.parameters)}
         self._held = [
@@ -227,7 +227,7 @@ class ShardedReplicas(ShardedGradients):
 
 
 def _make_reductions(
-    groups: list[ParameterGroup], layouts: list[Layout], reducer: Reducer
+    groups: list[ParameterGroup], layouts: list[FlatLayout], reducer: Reducer
 ) -> list[QuantisedReduction]:
     """A reduction of a layer for each module."""
     pairs = enumerate(zip(groups, layouts, strict=True))

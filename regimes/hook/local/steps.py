@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regimes.base.config import DENSE
 from regimes.base.errors import ConfigError, TrainingError
-from regimes.collectives.agreement import Weights
+from regimes.collectives.agreement import WeightsReport
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
@@ -90,7 +90,7 @@ class LocalSteps(AttachedJob):
         what.start_alike(world, model)
         # in the closure the model alone: a reference to the job would keep it alive
         self.weights = AttachedWeights(lambda: model, what.parameters)
-        self._seen_weights: Weights | None = None
+        self._seen_weights: WeightsReport | None = None
         own, keys = [Optimizers(optimizers, 0.0)], list(what.parameters.values())
         self.replicas = replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange

@@ -35,10 +35,10 @@ from regimes.compression.sparse import (
     RandomK,
     TopK,
     by_threshold,
-    in_each,
     num_kept,
     select_largest,
     top_indices,
+    topk_of_rows,
 )
 
 
@@ -229,7 +229,7 @@ def test_the_selection_by_threshold_is_the_sorted_one(
     k = max(1, round(share * size))
     wanted = [sorted_selection(row, k) for row in rows]
     assert by_threshold(rows, k).tolist() == wanted
-    assert in_each(rows, k).tolist() == wanted
+    assert topk_of_rows(rows, k).tolist() == wanted
 
 
 class _Scans(TorchDispatchMode):
@@ -278,7 +278,7 @@ def test_a_gpu_scans_all_rows_as_one_and_selects_the_same(
 def test_ties_in_one_of_the_parts_that_are_searched_change_nothing() -> None:
     rows = torch.randn(20, IN_CACHE // 8, generator=torch.Generator().manual_seed(0))
     rows[9] = rows[9].round()
-    assert torch.equal(in_each(rows, 40), by_threshold(rows, 40))
+    assert torch.equal(topk_of_rows(rows, 40), by_threshold(rows, 40))
 
 
 def test_a_sample_that_misleads_costs_time_only() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from regimes.base.seeding import draw_uniform
 from regimes.compression.all_reduce import quantise_rows, wire_bytes
-from regimes.compression.layout import Layout, Noise, Spread
+from regimes.compression.layout import Layout, PlacedRows, UniformNoise
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
@@ -54,7 +54,7 @@ def test_noise_by_columns_is_each_layers_own_stream(
 ) -> None:
     plan, device = Layout(sizes, owners, block), torch.device("cpu")
     seeds = [[100 * i + worker for worker in range(2)] for i in range(len(sizes))]
-    noise = Noise(plan, seeds, owners, torch.empty(0))
+    noise = UniformNoise(plan, seeds, owners, torch.empty(0))
     columns = [noise(a, min(a + width, plan.width)).clone() for a in range(0, plan.width, width)]
     whole = torch.cat(columns, dim=1).view(2, owners, plan.width)
     for i, (start, part) in enumerate(zip(plan.starts, plan.parts, strict=True)):
@@ -72,7 +72,7 @@ def test_columns_by_columns_are_those_of_all_layers_spread(
     layers = [torch.randn(2, size) for size in sizes]
     whole = torch.empty(2, 1, plan.width, dtype=torch.float64)
     plan.spread(layers, whole)
-    by_columns = Spread(plan, layers, torch.float64)
+    by_columns = PlacedRows(plan, layers, torch.float64)
     places = [(a, min(a + width, plan.width)) for a in range(0, plan.width, width)]
     for a, b in places:
         assert torch.equal(by_columns[:, a:b], whole[:, 0, a:b])

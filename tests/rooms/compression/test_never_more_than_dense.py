@@ -87,8 +87,8 @@ def test_shards_of_a_matrix_decide_alike() -> None:
         assert [PowerSGD().exceeds(part, 4, 2) for part in parts] == [False] * shards
         assert [PowerSGD().exceeds(part, 8, 2) for part in parts] == [True] * shards
     for name, _, level in cases():
-        made, small = make_compressor({"name": name}).at(level)[0], Layer("b", (5, 2))
-        plain = make_compressor({"name": name}).at(level)[1]
+        made, small = make_compressor({"name": name}).resolve_level(level)[0], Layer("b", (5, 2))
+        plain = make_compressor({"name": name}).resolve_level(level)[1]
         for shards in (2, 4):
             parts = [small.on(i, shards) for i in range(shards)]
             assert len({made.exceeds(part, plain, 2) for part in parts}) == 1, (name, level)

@@ -37,7 +37,7 @@ from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.steps import HookSteps
 from regimes.hook.fsdp import collectives
 from regimes.hook.fsdp.collectives import ModuleSteps
-from regimes.hook.fsdp.groups import Layout, ParameterGroup
+from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup
 from regimes.hook.fsdp.reductions import QuantisedReduction
 from regimes.hook.fsdp.replicas import ShardedGradients
 from regimes.training import loop
@@ -289,7 +289,7 @@ def _islands_step(rank: int) -> Iterator[None]:
 def _shards_step(rank: int) -> Iterator[None]:
     """4 bits at random; modules' gradients as FSDP2 would pass them: its own C++ cannot pretend."""
     device, everyone = torch.device("cuda", rank), dist.group.WORLD
-    layouts = [Layout(((8, 6), (6,)), (0, 0), 2)] * 2
+    layouts = [FlatLayout(((8, 6), (6,)), (0, 0), 2)] * 2
     layers = [x.make_layer(name) for name, x in zip("ab", layouts, strict=True)]
     world = group.on_group(everyone, device, 20.0, tensor=(everyone, [1.0] * len(layers)))
     reducer = Reducer(QuantisedScatter(), layers, world, seed=0)

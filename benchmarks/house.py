@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -283,15 +283,24 @@ def refusals(modules: dict[str, ast.Module]) -> list[str]:
     return found
 
 
+def heights(tree: Path) -> dict[str, int]:
+    """How high each room is in the order of the tree's own pyproject.toml."""
+    contracts = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(x["layers"] for x in contracts["contracts"] if x.get("containers") == ["regimes"])
+    return {room.strip(): -number for number, row in enumerate(layers) for room in row.split("|")}
+
+
+def room_of(path: str) -> str:
+    """The room of a file, given its path in ``regimes/``."""
+    return path.partition("/")[0].removesuffix(".py")
+
+
 def against_the_order(tree: Path, modules: dict[str, ast.Module]) -> list[str]:
     """Imports, for types and inside of functions too, of a room that is above in the order of the
     tree's own pyproject.toml, or beside."""
-    contracts = tomllib.loads((tree / "pyproject.toml").read_text())["tool"]["importlinter"]
-    layers = next(x["layers"] for x in contracts["contracts"] if x.get("containers") == ["regimes"])
-    height = {room.strip(): -number for number, row in enumerate(layers) for room in row.split("|")}
-    found = []
+    height, found = heights(tree), []
     for path, module in modules.items():
-        room = path.partition("/")[0].removesuffix(".py")
+        room = room_of(path)
         for node in ast.walk(module):
             for name in imported(node):
                 other = name.split(".")[1]
@@ -374,34 +383,69 @@ def loaded_by_attach() -> dict[str, Any]:
 @dataclass
 class Trace:
     """Calls in the toolkit's files while ``on``, in this thread and those that start after
-    ``watch``.
+    ``watch``; calls while a module is imported are none.
 
     Attributes:
         home: the folder of the toolkit, with a separator at its end.
+        height: of each room, in the order of the tree.
         last: by thread, the file of its last call.
         moves: calls in another file than the call before, in the same thread.
+        climbs: calls from a room into a higher one: the callers, and what they call.
+        until: the trace ends where this function is called.
+        handed: of which classes ``holders`` are the functions that take or return one.
     """
 
     home: str
+    height: dict[str, int]
     on: bool = False
     functions: dict[tuple[str, str], Any] = field(default_factory=dict)
     last: dict[int, str] = field(default_factory=dict)
     moves: int = 0
+    climbs: list[str] = field(default_factory=list)
+    until: tuple[str, str] | None = None
+    handed: tuple[type, ...] = ()
+    holders: set[tuple[str, str]] = field(default_factory=set)
+    importing: int = 0
 
     def watch(self) -> None:
         threading.setprofile(self.event)
         sys.setprofile(self.event)
 
     def event(self, frame: Any, kind: str, argument: Any) -> None:
-        code, thread = frame.f_code, threading.get_ident()
-        if not self.on or kind != "call" or not code.co_filename.startswith(self.home):
+        code = frame.f_code
+        if code.co_name == "<module>":
+            self.importing += {"call": 1, "return": -1}.get(kind, 0)
+        if not self.on or self.importing or not code.co_filename.startswith(self.home):
             return
-        self.functions[code.co_filename, code.co_qualname] = code
-        self.moves += self.last.get(thread, code.co_filename) != code.co_filename
-        self.last[thread] = code.co_filename
+        place = code.co_filename.removeprefix(self.home), code.co_qualname
+        if kind == "call" and place == self.until:
+            self.on = False
+        elif kind == "call":
+            self._enter(frame, place)
+            self._hold(place, map(frame.f_locals.get, _argument_names(code)))
+        elif kind == "return":
+            self._hold(place, [argument])
+
+    def _enter(self, frame: Any, place: tuple[str, str]) -> None:
+        file, thread = place[0], threading.get_ident()
+        self.functions[place] = frame.f_code
+        self.moves += self.last.get(thread, file) != file
+        self.last[thread] = file
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(self.home):
+            caller = caller.f_back
+        if caller is not None and caller.f_code.co_name != "<module>":
+            below = caller.f_code.co_filename.removeprefix(self.home)
+            if self.height.get(room_of(file), 0) > self.height.get(room_of(below), 0):
+                name = f"{below} {caller.f_code.co_qualname}"
+                self.climbs.append(f"{name}: {' '.join(place)}")
+
+    def _hold(self, place: tuple[str, str], values: Iterable[Any]) -> None:
+        if self.handed and any(isinstance(value, self.handed) for value in values):
+            self.holders.add(place)
 
     def result(self) -> dict[str, Any]:
-        files = sorted({file.removeprefix(self.home) for file, _ in self.functions})
+        files = sorted({file for file, _ in self.functions})
         return {
             "files": len(files),
             "rooms": len({Path(file).parts[0] for file in files}),
@@ -412,18 +456,26 @@ class Trace:
                 if not code.co_name.startswith("<")  # whose lines are those of a function
             ),
             "moves": self.moves,
+            "climbs": self.climbs,
             "names": files,
+            "handed to": sorted({file for file, _ in self.holders}),
         }
 
 
+def _argument_names(code: Any) -> Sequence[str]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
 def walk(route: str) -> dict[str, int]:
-    """One step of a network of six tensors; on each process of the route."""
+    """One step of a network of six tensors, or what comes before the first one; on each process of
+    the route."""
     import torch
 
     import regimes
 
     torch.set_num_threads(1)
-    trace = Trace(str(Path(regimes.__file__).parent) + os.sep)
+    home = Path(regimes.__file__).parent
+    trace = Trace(str(home) + os.sep, heights(home.parent))
     trace.watch()
     ROUTES[route][1](trace)
     sys.setprofile(None)
@@ -456,6 +508,23 @@ def trace_step(trace: Trace, number: int) -> None:
 
     register_module_forward_pre_hook(begin)
     register_optimizer_step_post_hook(end)
+
+
+def configured(trace: Trace) -> None:
+    """From the command to the first step."""
+    from regimes import __main__ as command
+    from regimes.base.config import RunConfig
+
+    short = ["--set", "epochs=1", "--set", "optimizer.decay_epochs=[]"]
+    out = str(Path(os.environ["OUT"], "run"))
+    sys.argv = ["regimes", "run", "smoke", *short, "--out", out, "--quiet"]
+    trace.handed, trace.until = (RunConfig,), ("training/loop.py", "_train_unit")
+    trace.on = True
+    try:
+        command.main()
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def simulated(trace: Trace) -> None:
@@ -562,7 +631,9 @@ def synchronised(trace: Trace) -> None:
     local.close()
 
 
+CONFIGURATION = "regimes run smoke, to its first step"
 ROUTES: dict[str, tuple[int, Callable[[Trace], None]]] = {  # processes; what each does
+    CONFIGURATION: (1, configured),
     "simulated, W = 4": (1, simulated),
     "simulated, W = 4, two processes": (2, simulated),
     "DDP hook": (1, hooked),
@@ -652,12 +723,17 @@ def table(found: dict[str, Any]) -> str:
         for name, places in found["twice"].items()
     ]
     lines += ["", "| one step | files | rooms | functions (their lines) | moves between files |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    lines[-1] += " calls into a higher room |"
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for route, walk in found["walks"].items():
         functions = f"{walk['functions']} ({walk['lines']})"
         lines.append(
-            f"| {route} | {walk['files']} | {walk['rooms']} | {functions} | {walk['moves']} |"
+            f"| {route} | {walk['files']} | {walk['rooms']} | {functions} | {walk['moves']} | "
+            f"{len(walk['climbs'])} |"
         )
+    if (way := found["walks"].get(CONFIGURATION)) is not None:
+        holders = way["handed to"]
+        lines += ["", f"The configuration is handed to {len(holders)} files: {', '.join(holders)}."]
     return "\n".join(lines)
 
 

@@ -354,11 +354,10 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     from regimes.instruments import REGISTRY
     from regimes.instruments.needs import needs_of, signal_needs, statistic_needs
     from regimes.job.probe import OF_EXCHANGE
-    from regimes.training.checks import PlugIns
-    from regimes.training.needs import FIELDS, outer_parts, parts_of
+    from regimes.training.plug_ins import FIELDS, PlugIns, outer_parts
 
     def asked(config: RunConfig) -> frozenset[str]:
-        return frozenset().union(*(p.needs for p in parts_of(config, PlugIns.from_config(config))))
+        return frozenset().union(*(p.needs for p in PlugIns.from_config(config).parts()))
 
     usual, parts = RunConfig(), {}
     for name, needs in compressor_needs().items():

@@ -63,8 +63,8 @@ class Place:
 @contextmanager
 def numerics(device: str, precision: str) -> Iterator[None]:
     """Inside, the device computes as in the training steps of a run of that precision."""
-    config = override(RunConfig(), [f"precision={precision}", "deterministic=false"])
-    with closing(Numerics(config, torch.device(device))) as flags, flags.training():
+    flags = Numerics(torch.device(device), precision=precision, deterministic=False)
+    with closing(flags), flags.training():
         yield
 
 

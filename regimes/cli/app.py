@@ -1,4 +1,4 @@
-"""The application of the subcommands, and a configuration from a user's words."""
+"""The application of the subcommands, and what their words have in common."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.extras import SubcommandApp
 
-from regimes import presets
-from regimes.base.config import RunConfig, load_toml, override
+from regimes.base.config import RunConfig
 from regimes.base.console.arguments import named
 from regimes.base.errors import ConfigError
 from regimes.cost.options import JobOptions
@@ -122,10 +121,3 @@ def welcome_plug_ins() -> None:
     only read records never call this."""
     if "" not in sys.path:
         sys.path.append("")
-
-
-def read_configuration(preset: str, settings: tuple[str, ...]) -> RunConfig:
-    """The configuration of a preset or a TOML file, with settings."""
-    welcome_plug_ins()
-    base = load_toml(preset) if preset.endswith(".toml") else presets.get_preset(preset)
-    return override(base, list(settings))

@@ -10,7 +10,7 @@ import tyro
 from regimes.base.config import BranchConfig
 from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.cli.app import Settings, app, welcome_plug_ins
-from regimes.collectives.launcher import read_launch
+from regimes.cli.train import train
 
 
 @app.command
@@ -39,13 +39,9 @@ def branch(
         processes: number of local processes that share the workers.
         quiet: print nothing but errors.
     """
-    from regimes.search.processes import spawn_processes, train_process
     from regimes.training.phases import branch_config
 
     welcome_plug_ins()
     config = branch_config(record, BranchConfig(at=at, length=length, skip=skip or None), set, out)
     resume = (out / "run.json").exists()
-    if processes == 1 or read_launch().count > 1:
-        train_process(config, out, resume, quiet)
-    else:
-        spawn_processes(config, out, processes, resume=resume, quiet=quiet)
+    train(config, out, processes, resume, quiet)

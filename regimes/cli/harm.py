@@ -9,7 +9,8 @@ import tyro
 
 from regimes.base.console import stdout
 from regimes.base.console.arguments import LEFT_OUT, named
-from regimes.cli.app import Changes, Patterns, Settings, app, read_configuration
+from regimes.cli.app import Changes, Patterns, Settings, app, welcome_plug_ins
+from regimes.presets import read_configuration
 
 
 @app.command
@@ -53,6 +54,7 @@ def harm(
     from regimes.base.console.progress import show_spending
     from regimes.search.harms.harm import harm as search
 
+    welcome_plug_ins()
     config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     folder = out or Path("runs", "harm", stem)

@@ -9,7 +9,8 @@ import tyro
 
 from regimes.base.console import stdout
 from regimes.base.console.arguments import LEFT_OUT, named
-from regimes.cli.app import Settings, app, read_configuration
+from regimes.cli.app import Settings, app, welcome_plug_ins
+from regimes.presets import read_configuration
 
 
 @app.command
@@ -61,6 +62,7 @@ def plan(
     from regimes.base.console.progress import show_spending
     from regimes.search.plans.plan import plan as search
 
+    welcome_plug_ins()
     config = read_configuration(preset, set)
     stem = Path(preset).stem if preset.endswith(".toml") else preset
     with show_spending("planning", (lambda line: None) if quiet else stdout.try_print) as show:

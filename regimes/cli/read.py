@@ -11,8 +11,9 @@ import tyro
 
 from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.base.errors import ConfigError
-from regimes.cli.app import Conditions, Settings, app, read_configuration, welcome_plug_ins
+from regimes.cli.app import Conditions, Settings, app, welcome_plug_ins
 from regimes.cost.options import JobOptions, changed_options
+from regimes.presets import read_configuration
 
 
 @app.command
@@ -149,7 +150,10 @@ def cost(
         raise ConfigError(f"--set {set[0]} changes a preset, and recorded runs are as they were")
     if where and not all(recorded):
         raise ConfigError(f"--where {where[0]} selects recorded runs, and {what[0]} is a preset")
-    config = None if all(recorded) else read_configuration(what[0], set)
+    config = None
+    if not all(recorded):
+        welcome_plug_ins()
+        config = read_configuration(what[0], set)
     link = Network.parse(network)
     with select_while_loading(where, print_notes=True):
         main(what, config, link, workers, algorithm=algorithm or "ring", buckets=buckets, csv=csv)

@@ -8,20 +8,17 @@ from typing import Annotated, Literal
 import tyro
 
 from regimes import presets as _presets
-from regimes.base.config import read_value, to_dict, to_toml
+from regimes.base.config import RunConfig, read_value, to_dict, to_toml
 from regimes.base.console import stdout
 from regimes.base.console.arguments import LEFT_OUT, named
 from regimes.base.console.tables import Table
+from regimes.base.console.units import metric_unit
 from regimes.base.errors import require
-from regimes.cli.app import (
-    Names,
-    Settings,
-    app,
-    read_configuration,
-    refuse_seed,
-    welcome_plug_ins,
-)
+from regimes.cli.app import Names, Settings, app, refuse_seed, welcome_plug_ins
 from regimes.collectives.launcher import read_launch
+from regimes.job.run_warnings import run_warnings
+from regimes.plotting.reporters import terminal_reporter
+from regimes.plotting.text import metric_text
 from regimes.records import sibling_difference
 
 
@@ -49,17 +46,40 @@ def run(
         resume: continue the run in the folder from its last checkpoint.
         quiet: print nothing but errors.
     """
-    from regimes.search.processes import spawn_processes, train_process
-
+    welcome_plug_ins()
     given = (("seed", seed), ("workers", workers))
-    config = read_configuration(preset, (*set, *(f"{k}={x}" for k, x in given if x is not None)))
+    words = (*set, *(f"{name}={value}" for name, value in given if value is not None))
+    config = _presets.read_configuration(preset, words)
     out = out or Path("runs", _name_output(preset), f"seed-{config.seed}")
     if (note := sibling_difference(to_dict(config), out)) and not quiet and read_launch().rank == 0:
         stdout.try_print(f"note: {note}")
-    if read_launch().count > 1 or processes == 1:
-        train_process(config, out, resume, quiet)
-    else:
+    train(config, out, processes, resume, quiet)
+
+
+def train(config: RunConfig, out: Path, processes: int, resume: bool, quiet: bool) -> None:
+    """Train in this process, or on several of this machine; where torchrun has restarted this one,
+    its run goes on. Process 0 prints the result."""
+    from regimes.search.processes import spawn_processes
+    from regimes.training import loop
+
+    own = read_launch()
+    if processes != 1 and own.count == 1:
         spawn_processes(config, out, processes, resume=resume, quiet=quiet)
+        return
+    resume = resume or (own.restarts > 0 and (out / "run.json").exists())
+    if quiet or own.rank > 0:
+        loop.run(config, out, resume=resume, reporters=())
+        return
+    record = loop.run(config, out, resume=resume, reporters=[terminal_reporter()])
+    last, name = record.epochs.iloc[-1], record.header["metric"]
+    unit = metric_unit(name)[1]
+    stdout.try_print(
+        f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
+        f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
+        "sent by each worker"
+    )
+    for sentence in run_warnings(record.header, record.rows):
+        stdout.try_print(sentence)
 
 
 def _name_output(name: str) -> str:

@@ -77,7 +77,8 @@ class ImageTask:
 
     def build(self, config: RunConfig) -> nn.Module:
         _, channels, size, _ = self.images.train_x.shape
-        model = task.build_network(config, classes=self.classes, channels=channels, image_size=size)
+        shape = {"classes": self.classes, "channels": channels, "image_size": size}
+        model = task.build_network(config.model, config.seed, **shape)
         _check_outputs(model, config.model.name, self.images.train_x[:1].float(), self.classes)
         start_from: Callable[[Tensor], None] | None = getattr(model, "start_from", None)
         if start_from is not None:

@@ -107,7 +107,8 @@ class TextTask:
         return {"digest": self.digest, **sizes, "words": len(corpus.words), **corpus.facts}
 
     def build(self, config: RunConfig) -> nn.Module:
-        return task.build_network(config, classes=len(self.corpus.words), sequence=self.sequence)
+        shape = {"classes": len(self.corpus.words), "sequence": self.sequence}
+        return task.build_network(config.model, config.seed, **shape)
 
     def batches(
         self, config: RunConfig, device: torch.device, dtype: torch.dtype

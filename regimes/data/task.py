@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from regimes.base.config import RunConfig
+from regimes.base.config import ModelConfig, RunConfig
 from regimes.base.errors import ConfigError, DataError
 from regimes.base.reduction import Batch, Loss
 from regimes.base.seeding import derive_seed, make_generator
@@ -203,8 +203,8 @@ def split_batches(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
     return list(zip(x.split(batch), y.split(batch), strict=True))
 
 
-def build_network(config: RunConfig, **shape: Any) -> nn.Module:
+def build_network(model: ModelConfig, seed: int, **shape: Any) -> nn.Module:
     """The configured network for inputs of a shape, initialised from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "init"))
-        return models.build_model(**vars(config.model), **shape)
+        torch.manual_seed(derive_seed(seed, "init"))
+        return models.build_model(**vars(model), **shape)

@@ -39,6 +39,7 @@ __all__ = [
     "number_seeds",
     "own",
     "preset",
+    "read_configuration",
     "seeds_of",
     "select_arms",
     "select_schedules",
@@ -97,6 +98,16 @@ def get_grid(name: str) -> Grid:
     return GRIDS.find(name)()
 
 
+def read_configuration(name: str, settings: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a preset, of ``GRID/SCHEDULE`` or of a file ``*.toml``, with settings.
+
+    Raises:
+        ConfigError: as `get_preset`, `load_toml` and `override` do.
+    """
+    base = load_toml(name) if name.endswith(".toml") else get_preset(name)
+    return override(base, list(settings))
+
+
 def _tuned_order(path: Path) -> dict[str, int]:
     """The place of each schedule in what `regimes tune` has written; none without such a file."""
     try:
@@ -151,7 +162,7 @@ def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str
     one = name in PRESETS or "/" in name
     if schedules or name in GRIDS or own.is_file(name) or Path(name).is_dir() or not one:
         return select_schedules(name, schedules, settings)
-    return {name: override(get_preset(name), list(settings))}
+    return {name: read_configuration(name, settings)}
 
 
 def number_seeds(count: int, first: int = 0) -> list[int]:

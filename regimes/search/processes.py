@@ -1,4 +1,4 @@
-"""One run, in this process or on several of this machine. No torch at import.
+"""One run on several processes of this machine. No torch at import.
 
 P processes find each other through a file (no port is opened) and communicate over the loopback
 interface; torchrun starts runs on more than one machine.
@@ -17,37 +17,11 @@ import time
 from pathlib import Path
 
 from regimes.base.config import RunConfig, to_toml
-from regimes.base.console import stdout
-from regimes.base.console.units import metric_unit
 from regimes.base.errors import RegimesError, TrainingError, require
-from regimes.collectives.launcher import LOOPBACK, read_launch
+from regimes.collectives.launcher import LOOPBACK
 from regimes.job import termination
-from regimes.job.run_warnings import run_warnings
-from regimes.plotting import reporters as monitoring
-from regimes.plotting.text import metric_text
 
 GRACE = 10.0  # seconds that the other processes have to end when one has died
-
-
-def train_process(config: RunConfig, out: Path, resume: bool, quiet: bool) -> None:
-    """Train in this process; resume where torchrun restarted it. Process 0 prints the result."""
-    from regimes.training.loop import run
-
-    process = read_launch()
-    resume = resume or (process.restarts > 0 and (out / "run.json").exists())
-    if quiet or process.rank > 0:
-        run(config, out, resume=resume, reporters=())
-        return
-    record = run(config, out, resume=resume, reporters=[monitoring.terminal_reporter()])
-    last, name = record.epochs.iloc[-1], record.header["metric"]
-    unit = metric_unit(name)[1]
-    stdout.try_print(
-        f"{out}: {name} {metric_text(record.header, last['metric'])[1]}{unit}, "
-        f"{last['total_floats'] / 1e6:.3f} M floats, {last['total_bytes'] / 1e6:.2f} MB "
-        "sent by each worker"
-    )
-    for sentence in run_warnings(record.header, record.rows):
-        stdout.try_print(sentence)
 
 
 def spawn_processes(

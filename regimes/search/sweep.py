@@ -62,7 +62,7 @@ def check_configs(configs: Iterable[RunConfig]) -> None:
     Raises:
         ConfigError: a number out of its bounds, or fields that do not fit together.
     """
-    from regimes.training.checks import PlugIns  # torch, so late
+    from regimes.training.plug_ins import PlugIns  # torch, so late
 
     for config in configs:
         PlugIns.from_config(resolve_quirks(config))

@@ -32,12 +32,7 @@ from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.state import Part, State, by_layer, get_column, of_workers
 from regimes.policies.controller import WholeController
 from regimes.records import OWN, Header, provenance
-from regimes.training.checks import (
-    PlugIns,
-    check_combined,
-    check_size,
-    check_windows_fit,
-)
+from regimes.training.batch_sizes import check_batch_of_one, check_parts, check_samples
 from regimes.training.gradients import (
     Gradients,
     carries_state,
@@ -47,11 +42,10 @@ from regimes.training.gradients import (
 )
 from regimes.training.graphs import Graphs
 from regimes.training.learning_rate import LearningRate
-from regimes.training.needs import parts_of
 from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
-from regimes.training.parts import check_batch_of_one, check_parts
 from regimes.training.phases import Phase
+from regimes.training.plug_ins import PlugIns
 from regimes.training.replicas import Replicas
 from regimes.training.rounds import Rounds
 from regimes.training.union import TRIED, one_pass_serves
@@ -70,7 +64,6 @@ class Run(Job):
 
     def __init__(
         self,
-        config: RunConfig,
         plug_ins: PlugIns,
         world: World,
         device: torch.device,
@@ -78,16 +71,17 @@ class Run(Job):
         task: Task | None = None,
     ) -> None:
         """Build what depends on data and model; all processes check that they agree on it."""
+        config, sizes = plug_ins.config, plug_ins.batch_sizes
         self.config, self.plug_ins = config, plug_ins
         self.phase = Phase(config, config)
         self.device, self.numerics = device, numerics
         dtype = getattr(torch, config.dtype)
         world.meter.dtype = full_precision(torch.empty(0, dtype=dtype)).dtype
-        check_combined(config, plug_ins, device, world.processes)
+        plug_ins.check(plug_ins.modes(device, world.processes))
         self.task = task or load_task(config)
         if not self.task.splits:
-            capabilities.check(parts_of(config, plug_ins), [capabilities.TEXT])
-        check_size(config, self.task)
+            plug_ins.check([capabilities.TEXT])
+        check_samples(sizes, config.workers, self.task.size)
         world.check_agreement(
             **to_dict(config),
             data_digest=self.task.digest,
@@ -103,9 +97,9 @@ class Run(Job):
         check_order(chosen, config.levels, self.layers, config.workers)
         self.batches = self.task.batches(config, device, dtype)
         if config.graphs is not None:  # they alone ask what a model does
-            capabilities.check(parts_of(config, plug_ins), self._model_modes())
-        check_parts(config, self.task, self.model, self.batches)
-        check_batch_of_one(config, self.model, self.batches)
+            plug_ins.check(self._model_modes())
+        check_parts(sizes, self.task.loss, self.model, self.batches)
+        check_batch_of_one(sizes, self.model, self.batches)
         self.gradients = self._make_gradients()
         parameters = self.gradients.parameters
         clips = config.optimizer.clip is not None
@@ -122,7 +116,7 @@ class Run(Job):
         self.batch_size, self.batch_sizes = config.batch_size, config.batch_levels
         self.periods = config.sync_levels
         self.units = Units.from_config(config, len(self.batches))
-        check_windows_fit(config, plug_ins, len(self.units))
+        plug_ins.check_units(len(self.units))
         self.learning_rate = LearningRate(config.optimizer, self.units.per_epoch, self.units.total)
         self.controller.decide([])  # what a policy refuses, it refuses here
         fused = device.type == "cuda" and not config.deterministic
@@ -191,7 +185,7 @@ class Run(Job):
     def _asks_for_workers(self) -> bool:
         """Does an instrument or a policy read each worker's gradient, or may do so unsaid?"""
         tools = make_instruments(self.config.instruments).values()
-        needs = [part.needs for part in parts_of(self.config, self.plug_ins)]
+        needs = [part.needs for part in self.plug_ins.parts()]
         unsaid = any(not hasattr(tool, "requires") for tool in tools)
         return unsaid or any(capabilities.WORKER_GRADIENTS in own for own in needs)
 
@@ -325,12 +319,18 @@ def prepare_run(config: RunConfig, task: Task | None = None) -> Run:
         ConfigError, DataError: one sentence.
     """
     plug_ins = PlugIns.from_config(config)
-    check_combined(config, plug_ins)
     device = pick_device(config.device)
     world = connect_world(config.workers, device, config.timeout)
-    numerics = Numerics(config, device)
+    numerics = Numerics(
+        device,
+        dtype=config.dtype,
+        precision=config.precision,
+        evaluate_precision=config.evaluate_precision,
+        deterministic=config.deterministic,
+        channels_last=config.channels_last,
+    )
     try:
-        return Run(config, plug_ins, world, device, numerics, task)
+        return Run(plug_ins, world, device, numerics, task)
     except BaseException:
         world.abort()  # or closing would wait for processes that have not failed
         world.close()

@@ -24,9 +24,9 @@ from regimes.base.seeding import derive_seed, seed_generators
 from regimes.base.torch_compat import compile_errors, version_of
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
+from regimes.training.batch_sizes import ONE_SAMPLE, ONE_VALUE
 from regimes.training.batchnorm import PerWorkerBatchNorm
 from regimes.training.modes import modules_in_eval, set_training, training_copy
-from regimes.training.parts import ONE_SAMPLE, ONE_VALUE
 from regimes.training.replicas import Replicas
 
 

@@ -103,7 +103,12 @@ def run(
     named = make_reporters(config.reporters, out) if read_launch().rank == 0 else []
     reporters = [*shown, *named]
     with end_in_one_sentence(lambda: _describe_kept(out, resume == "auto")):
-        for phase in remaining_phases(list_phases(resolve_quirks(config), out), out, resumed):
+        if config.quirks != "none":
+            config = resolve_quirks(config)
+        phases = [Phase(config, config)]
+        if config.branch is not None:
+            phases = list_phases(config, config.branch, out)
+        for phase in remaining_phases(phases, out) if resumed else phases:
             resumed = _run_phase(phase, out, resumed, reporters, task)
     return load(out)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError
 from regimes.base.precision import is_half
 
@@ -26,20 +25,33 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic;
 
 
 class Numerics:
-    """The flags of one run, set until ``close``."""
+    """The flags of one run, set until ``close``.
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    Args:
+        dtype, precision, evaluate_precision, deterministic, channels_last: of the configuration.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        dtype: str = "float32",
+        precision: str = "strict",
+        evaluate_precision: str = "strict",
+        deterministic: bool = True,
+        channels_last: bool = False,
+    ) -> None:
         self._flags = ExitStack()
         gpu = device.type == "cuda"
-        self.tf32 = gpu and config.precision == "tf32"
-        self.evaluates_as_trained = config.evaluate_precision == "training"
-        half = config.precision == "bfloat16"
+        self.tf32 = gpu and precision == "tf32"
+        self.evaluates_as_trained = evaluate_precision == "training"
+        half = precision == "bfloat16"
         self.autocast = partial(torch.autocast, device.type, torch.bfloat16) if half else None
-        whole = config.precision == "strict" and not is_half(getattr(torch, config.dtype))
-        if gpu and config.channels_last and whole:
+        whole = precision == "strict" and not is_half(getattr(torch, dtype))
+        if gpu and channels_last and whole:
             # cuDNN's kernels of this layout are for tensor cores, which strict numbers leave idle
             warnings.warn(
-                f"channels_last = true with {config.dtype} numbers and precision = 'strict': on a "
+                f"channels_last = true with {dtype} numbers and precision = 'strict': on a "
                 "GPU this layout is for 'tf32' and 'bfloat16', and without them may take several "
                 "times as long, which was not measured: leave it out, or set precision",
                 stacklevel=2,
@@ -48,7 +60,7 @@ class Numerics:
             with warnings.catch_warnings():  # some versions advise against the flags, once
                 warnings.simplefilter("ignore")
                 self._flags.enter_context(_allow_tf32(False))
-        if gpu and config.deterministic:
+        if gpu and deterministic:
             self._flags.enter_context(_deterministic())
 
     def training(self) -> AbstractContextManager[None]:

@@ -17,7 +17,6 @@ from regimes.base.capabilities import NEW_START, OWN_LENGTH, Part
 from regimes.base.config import (
     BranchConfig,
     RunConfig,
-    check_bounds,
     from_dict,
     override,
     override_fields,
@@ -98,17 +97,14 @@ def differing_fields(before: RunConfig, after: RunConfig) -> dict[str, Any]:
     return changed_fields(to_dict(before), to_dict(after))
 
 
-def list_phases(config: RunConfig, out: Path) -> list[Phase]:
-    """The phases that a run in a folder trains itself.
+def list_phases(config: RunConfig, branch: BranchConfig, out: Path) -> list[Phase]:
+    """The phases that a branch in a folder trains itself.
 
     Raises:
         ConfigError: the state of its trunk cannot be continued under a branch's configuration.
         RecordError: there is no trunk.
     """
-    if config.branch is None:
-        return [Phase(config, config)]
-    check_bounds(config.branch, "branch.")
-    trunk = locate_trunk(out, config.branch.of)
+    trunk = locate_trunk(out, branch.of)
     if (header := read_header(trunk)).get("written_by") == "hook":
         raise ConfigError(
             f"{trunk} is the record of your own training script and has no checkpoint"
@@ -117,7 +113,7 @@ def list_phases(config: RunConfig, out: Path) -> list[Phase]:
         (first, from_dict(RunConfig, as_present(plain)))
         for first, plain in splice_phases(recorded_phases(trunk), to_dict(config))
     ]
-    at, kept = config.branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
+    at, kept = branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
     every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
     made = []
     for i, (first, own) in enumerate(every):
@@ -175,7 +171,6 @@ def branch_config(
         ConfigError: an unknown key, a wrong type, a setting without "=".
         RecordError: there is no trunk.
     """
-    check_bounds(branch, "branch.")
     table = in_force(recorded_phases(trunk), branch.at)
     base = from_dict(RunConfig, as_present(table))
     base = replace(base, branch=None, checkpoint_keep=None, reporters=())

@@ -34,8 +34,8 @@ from regimes.job.reporters import Reporter
 from regimes.records import OWN, Record, read_header
 from regimes.records.files import record_folder
 from regimes.training import optimizers
-from regimes.training.checks import PlugIns
 from regimes.training.loop import has_epoch, run
+from regimes.training.plug_ins import PlugIns
 
 
 class Training(TypedDict, total=False):

@@ -71,10 +71,10 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     return writer
 
 
-def remaining_phases(phases: list[Phase], out: Path, resume: bool) -> list[Phase]:
-    """The phases that a run in a folder has not completed."""
+def remaining_phases(phases: list[Phase], out: Path) -> list[Phase]:
+    """The phases that a run in a folder, which is resumed, has not completed."""
     done = 0
-    if resume and len(phases) > 1:
+    if len(phases) > 1:
         rows = _read_finished_rows(out)
         done = (checkpoint.load(out) or (0, None))[0] if rows is None else len(rows)
     return [phase for phase in phases if not phase.is_over(done)]

@@ -40,7 +40,7 @@ from regimes.base.config import RunConfig, to_dict
 from regimes.data import models
 from regimes.records import load
 from regimes.training import optimizers
-from regimes.training.checks import PlugIns
+from regimes.training.plug_ins import PlugIns
 
 ROOT = Path(__file__).parents[2]
 LACKING = """

@@ -35,7 +35,7 @@ from regimes.hook.local import starting
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
 from regimes.instruments.panel import choose_instruments
-from regimes.training.checks import PlugIns, check_combined
+from regimes.training.plug_ins import PlugIns
 
 RECORDED = json.loads(Path(combinations.__file__).with_suffix(".json").read_text())
 
@@ -77,7 +77,7 @@ def trained(mode: str, part: str) -> None:
     _, processes, device = combinations.TRAINER[mode]
     config = configuration(mode, part)
     plug_ins = PlugIns.from_config(config)
-    check_combined(config, plug_ins, torch.device(device), processes)
+    plug_ins.check(plug_ins.modes(torch.device(device), processes))
     dtype, local = getattr(torch, config.dtype), config.sync_policy is not None
     own = local or is_half(dtype) or config.signal in PER_WORKER
     measured(
@@ -307,7 +307,7 @@ class Bare:
 
 def test_a_deficit_that_declares_nothing_may_change_updates() -> None:
     config = override(RunConfig(), combinations.LOCAL)
-    plug_ins = replace(PlugIns.from_config(config), deficit=Bare())  # type: ignore[arg-type]
     with_it = replace(config, deficit={"name": "package:Bare"})
-    sentence = refused(partial(check_combined, with_it, plug_ins))
+    plug_ins = replace(PlugIns.from_config(config), config=with_it, deficit=Bare())  # type: ignore[arg-type]
+    sentence = refused(lambda: plug_ins.check(plug_ins.modes()))
     assert sentence.startswith("deficit = 'package:Bare': expected none with")

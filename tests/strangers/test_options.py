@@ -30,7 +30,7 @@ from regimes.base.errors import ConfigError
 from regimes.compression.base import check_level
 from regimes.data import deficits
 from regimes.policies import detectors
-from regimes.training.checks import PlugIns
+from regimes.training.plug_ins import PlugIns
 
 BASE = regimes.get_preset("smoke")
 LOCAL = {"sync_levels": {"low": 2, "high": 8}, "sync_policy": {"name": "static", "level": "low"}}

@@ -7,7 +7,7 @@ torch.
 
 # ruff: noqa: F401 -- the names of the room
 
-from regimes.base.config.bounds import MOST_EPOCHS, Bounded, Bounds, check_bounds
+from regimes.base.config.bounds import MOST_EPOCHS, Bounded, Bounds
 from regimes.base.config.convert import convert_value, from_dict, to_dict
 from regimes.base.config.level import (
     DENSE,

@@ -1,8 +1,4 @@
-"""The range of each number of a configuration, declared in its annotation.
-
-Reading a configuration checks types only, so that records of other versions stay readable; a run
-checks the bounds before it starts.
-"""
+"""The range of each number of a configuration: its annotation declares it, its class checks it."""
 
 from __future__ import annotations
 
@@ -36,12 +32,16 @@ class Bounds:
 
 
 class Bounded:
-    """Base of dataclasses that raise ConfigError for a number outside its bounds when made."""
+    """Base of dataclasses that raise ConfigError, when made, for the first of their fields with a
+    number outside the bounds in its annotation."""
 
     bounds_prefix: ClassVar[str] = ""  # of the field in the error, e.g. "policy."
 
     def __post_init__(self) -> None:
-        check_bounds(self, self.bounds_prefix)
+        for name, bounds in _resolve_bounds(type(self)).items():  # type: ignore[arg-type]
+            for place, given, number in _list_numbers(name, getattr(self, name)):
+                if number not in bounds:
+                    raise unexpected_value(f"{self.bounds_prefix}{place}", given, bounds.text)
 
 
 Count = Annotated[int, Bounds("at least 1", low=1)]
@@ -60,28 +60,12 @@ SECONDS = f"a positive number of seconds up to {LONGEST:g}"
 Timeout = Annotated[float, Bounds(SECONDS, above=0, high=LONGEST)]
 
 
-def check_bounds(config: Any, where: str = "") -> None:
-    """Check every number of a dataclass against the bounds in its annotation.
-
-    Raises:
-        ConfigError: the first field, in order, with a number outside.
-    """
-    for name, (hint, bounds) in _resolve_bounds(type(config)).items():  # type: ignore[arg-type]
-        path, value = where + name, getattr(config, name)
-        if dataclasses.is_dataclass(value) and hint is not Any:  # a plug-in checks its own
-            check_bounds(value, f"{path}.")
-        elif bounds is not None:
-            for place, given, number in _list_numbers(path, value):
-                if number not in bounds:
-                    raise unexpected_value(place, given, bounds.text)
-
-
 @functools.cache
-def _resolve_bounds(cls: type) -> dict[str, tuple[Any, Bounds | None]]:
-    """The annotation of each field, and the bounds in it."""
+def _resolve_bounds(cls: type) -> dict[str, Bounds]:
+    """The bounds in the annotation of each field that has some."""
     hints = _resolve_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
-    return {name: (hints.get(name), _find_bounds(hints.get(name))) for name in names}
+    found = {x.name: _find_bounds(hints.get(x.name)) for x in dataclasses.fields(cls)}
+    return {name: bounds for name, bounds in found.items() if bounds is not None}
 
 
 def _resolve_hints(cls: type) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Registry(dict[str, Any]):
             raise (error if where == self.kind else ConfigError(f"{where}: {error}")) from None
         plug_in: Any = from_dict(cls, values, f"{where}.")
         for part in self.has:
-            if not hasattr(plug_in, part):
+            if not (hasattr(cls, part) or hasattr(plug_in, part)):
                 raise ConfigError(f"{where}.name = {name!r} is no {self.kind}: it has no {part}")
         return plug_in
 

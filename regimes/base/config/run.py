@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regimes.base.config.bounds import (
+    Bounded,
     Count,
     Decay,
     Epochs,
@@ -23,8 +24,8 @@ from regimes.base.config.bounds import (
     Timeout,
 )
 from regimes.base.config.convert import fields_as_html, to_dict
-from regimes.base.config.level import AnyLevel
-from regimes.base.errors import ConfigError
+from regimes.base.config.level import DENSE, AnyLevel
+from regimes.base.errors import ConfigError, require
 
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
 Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
@@ -59,7 +60,7 @@ Role = Literal[
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Bounded):
     """Says which images or which text a run reads, how much of it, and in which order.
 
     Attributes:
@@ -92,6 +93,8 @@ class DataConfig:
             "bpe" learns. Unset: all words, or 1,024 tokens.
     """
 
+    bounds_prefix = "data."
+
     name: str = "digits"
     path: str | None = None
     train_size: Count | None = None
@@ -112,7 +115,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Bounded):
     """Says which network a run trains (``models/``). A value that is unset is the network's own.
 
     Attributes:
@@ -125,6 +128,8 @@ class ModelConfig:
         tied: Use the embedding as the output matrix, too.
     """
 
+    bounds_prefix = "model."
+
     name: str = "vgg7"
     width: int | None = None
     depth: int | None = None
@@ -134,7 +139,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Bounded):
     """Says which optimiser turns updates into new weights (`training.optimizers`), and how its
     learning rate changes: a warm-up, then a schedule (`training.learning_rate`).
 
@@ -169,6 +174,8 @@ class OptimizerConfig:
             Unset: gradients are not clipped.
     """
 
+    bounds_prefix = "optimizer."
+
     name: str = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
     lr: Rate = 0.4
@@ -191,9 +198,18 @@ class OptimizerConfig:
     scale_with_batch: bool = True
     clip: Positive | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for steps in ("warmup_steps", "decay_steps", "cycle_steps"):
+            if self.per == "epoch" and getattr(self, steps) not in (None, ()):
+                raise ConfigError(
+                    f"optimizer.{steps}: the rate changes once per epoch, so a number of steps has "
+                    'no effect: set optimizer.per = "step"'
+                )
+
 
 @dataclass(frozen=True)
-class OuterConfig:
+class OuterConfig(Bounded):
     """Says what a synchronisation after local steps does (`training.rounds`).
 
     The mean movement of the workers is the gradient of an outer SGD. With these defaults its step
@@ -215,6 +231,8 @@ class OuterConfig:
             of Streaming DiLoCo).
     """
 
+    bounds_prefix = "outer."
+
     lr: Rate = 1.0
     momentum: Momentum = 0.0
     nesterov: bool = False
@@ -223,6 +241,11 @@ class OuterConfig:
     fragments: Count = 1
     delay: Natural = 0
     mixing: Momentum = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = not self.nesterov or self.momentum > 0
+        require(fits, "outer.nesterov", self.nesterov, "false, or a momentum above 0")
 
     @property
     def plain(self) -> bool:
@@ -236,7 +259,7 @@ class OuterConfig:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Bounded):
     """Ends a run after some traffic (paper, Figure 8).
 
     The run ends after the epoch in which its floats reach those of ``epochs`` epochs at ``level``.
@@ -247,12 +270,14 @@ class Budget:
         epochs: The number of epochs at this level.
     """
 
+    bounds_prefix = "budget."
+
     level: str = "low"
     epochs: Count = 24
 
 
 @dataclass(frozen=True)
-class BranchConfig:
+class BranchConfig(Bounded):
     """Says which run this run continues, its trunk (`regimes.branch`).
 
     Attributes:
@@ -262,6 +287,8 @@ class BranchConfig:
         skip: Leave these units out, as if the run had never had them.
     """
 
+    bounds_prefix = "branch."
+
     of: str = ""
     at: Natural = 0
     length: Count | None = None
@@ -269,7 +296,7 @@ class BranchConfig:
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Bounded):
     """Holds everything that decides the numbers of a run. The number of processes only divides the
     work.
 
@@ -399,6 +426,29 @@ class RunConfig:
     timeout: Timeout = 600.0
     bucket_mb: Positive = 25.0
     reporters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless the fields fit together. What depends on plug-ins, data or
+        device is checked by the run that makes them."""
+        super().__post_init__()
+        for name, size in self.batch_levels.items():
+            if size < self.batch_size or size % self.batch_size:
+                raise ConfigError(
+                    f"batch_levels.{name} = {size}: expected a multiple of batch_size = "
+                    f"{self.batch_size}, the micro-batch that is accumulated"
+                )
+        fits = self.precision == "strict" or self.dtype == "float32"
+        require(fits, "precision", self.precision, f'"strict", as dtype = "{self.dtype}"')
+        if DENSE in self.levels:
+            raise ConfigError('levels.dense is always "dense": give the level another name')
+        if budget := self.budget:
+            known = [*self.levels, DENSE]
+            good = budget.level in known
+            require(good, "budget.level", budget.level, f"one of {', '.join(known)}")
+            expected = (
+                "1 with a budget: which unit is the last, and evaluated, is known only after it"
+            )
+            require(self.evaluate_every == 1, "evaluate_every", self.evaluate_every, expected)
 
     def _repr_html_(self) -> str:
         """In a notebook, the fields that differ from their defaults."""

@@ -59,8 +59,8 @@ def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         The changed configuration.
 
     Raises:
-        ConfigError: a setting has no "=", an unknown key or a wrong type; or a plug-in cannot be
-            made from its table.
+        ConfigError: a setting has no "=", an unknown key, a wrong type or a number outside its
+            bounds; fields do not go together; or a plug-in cannot be made from its table.
     """
     return _with_parts(config, read_pairs(settings))
 
@@ -219,7 +219,8 @@ def load_toml(path: str | Path) -> RunConfig:
         The configuration.
 
     Raises:
-        ConfigError: the file is missing, or has a syntax error, an unknown key or a wrong type.
+        ConfigError: the file is missing, or has a syntax error, an unknown key, a wrong type, a
+            number outside its bounds or fields that do not go together.
     """
     try:
         table = read_tables(path)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regimes import compression, policies
 from regimes.base.capabilities import Part
-from regimes.base.config import DENSE, OuterConfig, check_bounds, from_dict
+from regimes.base.config import DENSE, OuterConfig, from_dict
 from regimes.base.errors import ConfigError, is_whole, require, unexpected_value
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import default_group
@@ -28,8 +28,7 @@ from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.schedules import LONGEST, period_of
 from regimes.records import Header
-from regimes.training.checks import check_outer, check_periods
-from regimes.training.needs import outer_parts
+from regimes.training.plug_ins import check_periods, outer_parts
 
 _CALL = "local_steps()"
 _PERIODS = {"low": 1, "high": 32}
@@ -247,8 +246,6 @@ def _choose_outer(given: Any) -> OuterConfig:
         config = from_dict(OuterConfig, given, "outer.")
     else:
         raise unexpected_value("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
-    check_bounds(config, "outer.")
-    check_outer(config)
     return replace(config, period_one="parameters")
 
 

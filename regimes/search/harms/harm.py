@@ -134,8 +134,8 @@ def _choose_metric(lower: bool | None, metric: str = "loss", **others: Any) -> M
 def _check_trainable(trunk: RunConfig, kinds: Mapping[str, PulseKind], task: Task | None) -> None:
     """Raise ConfigError unless the trunk and each pulse can be trained."""
     from regimes.training.build import prepare_run  # torch, so late
-    from regimes.training.checks import PlugIns
     from regimes.training.phases import check_branch
+    from regimes.training.plug_ins import PlugIns
 
     with contextlib.closing(prepare_run(trunk, task)) as run:
         units, layers = len(run.units), [layer.name for layer in run.layers if layer.compressed]

@@ -119,6 +119,17 @@ def test_a_model_of_ones_own_takes_no_choice_of_a_presets_network(name: str) -> 
         ("data=digits", "data = 'digits': expected a table"),
         (f"epochs={2**63}", "epochs = 9223372036854775808: expected a whole number of at most 63"),
         ("epochs=" + "1" * 5000, "expected a whole number"),
+        ("epochs=0", "epochs = 0: expected at least 1, up to"),
+        ("optimizer.momentum=1", "optimizer.momentum = 1.0: expected from 0 up and below 1"),
+        ("optimizer.decay_epochs=[3, 0]", "optimizer.decay_epochs = [3, 0]: expected at least 1"),
+        ("sync_levels.low=0", "sync_levels.low = 0: expected at least 1"),
+        ("budget.epochs=0", "budget.epochs = 0: expected at least 1"),
+        ("branch.at=-1", "branch.at = -1: expected a number from 0 up"),
+        ("optimizer.decay_steps=[3]", 'set optimizer.per = "step"'),
+        ("outer.nesterov=true", "outer.nesterov = True: expected false, or a momentum above 0"),
+        ("batch_levels.high=12", "batch_levels.high = 12: expected a multiple of batch_size = 8"),
+        ("levels.dense=3", 'levels.dense is always "dense": give the level another name'),
+        ("budget.level=mid", "budget.level = 'mid': expected one of low, high, dense"),
     ],
 )
 def test_bad_settings(setting: str, sentence: str) -> None:

@@ -5,16 +5,9 @@ compressor does, and the world (one process, or several)."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
-
-import jedi  # type: ignore[import-untyped]
+import definitions
 import pytest
 
-import regimes
-
-HOME = Path(regimes.__file__).parent
 # functions; below each, what it calls on a gradient's way, and where that leads
 DDP = """
 hook/ddp/source.py DDPGradients._receive_bucket
@@ -87,35 +80,6 @@ compression/scatter.py QuantisedScatter.sum_parts
 """
 
 
-def hops() -> Iterator[str]:
-    caller = ""
-    for line in "".join((DDP, SIMULATED, FSDP2, BUCKET)).splitlines():
-        if line.startswith(" "):
-            yield f"{caller} {line.strip()}"
-        elif line:
-            caller = line
-
-
-def function_at(path: Path, name: str) -> ast.AST:
-    """The definition with this qualified name."""
-    node: ast.AST = ast.parse(path.read_text("utf-8"))
-    for part in name.split("."):
-        node = next(x for x in ast.iter_child_nodes(node) if getattr(x, "name", None) == part)
-    return node
-
-
-@pytest.mark.parametrize("hop", [*hops()])
+@pytest.mark.parametrize("hop", definitions.hops("".join((DDP, SIMULATED, FSDP2, BUCKET))))
 def test_go_to_definition_leads_on(hop: str) -> None:
-    file, caller, call, target, callee = hop.split()
-    path = HOME / file
-    names = [x for x in ast.walk(function_at(path, caller)) if isinstance(x, ast.expr)]
-    here = next(x for x in names if ast.unparse(x) == call.removesuffix(":"))
-    assert here.end_lineno is not None
-    assert here.end_col_offset is not None
-    script = jedi.Script(path=path, project=jedi.Project(HOME.parent))
-    found = script.goto(here.end_lineno, here.end_col_offset - 1, follow_imports=True)
-    module = target.removesuffix(".py").replace("/", ".")
-    assert (HOME / target, f"regimes.{module}.{callee}") in [
-        (x.module_path, x.full_name) for x in found
-    ]
-    assert {x.name for x in found} == {callee.rpartition(".")[2]}
+    definitions.check_hop(hop)

@@ -20,7 +20,7 @@ from regimes.instruments.noise import Spread
 from regimes.job.attached import no_data
 from regimes.policies import PostLocal, make_policy
 from regimes.policies.schedules import LONGEST, QSR, period_of
-from regimes.training.checks import PlugIns
+from regimes.training.plug_ins import PlugIns
 
 
 def test_post_local_sgd_changes_once() -> None:

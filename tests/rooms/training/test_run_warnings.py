@@ -11,8 +11,8 @@ from configs import smoke as config
 import regimes
 from regimes.cli.html_report import render_page
 from regimes.cli.live import watch_runs
+from regimes.cli.train import train
 from regimes.job.run_warnings import run_warnings
-from regimes.search.processes import train_process
 
 torch.set_num_threads(1)
 ALWAYS = "policy: accordion chose 'low' for everything in all of 4 epochs"
@@ -22,9 +22,8 @@ LONG = "policy: accordion compares every 10 units, and the run has 4: it has com
 def test_an_interval_longer_than_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_process(
-        config("policy.interval=10", "optimizer.decay_epochs=[]"), tmp_path / "run", False, False
-    )
+    late = config("policy.interval=10", "optimizer.decay_epochs=[]")
+    train(late, tmp_path / "run", processes=1, resume=False, quiet=False)
     said = " ".join(capsys.readouterr().out.split())
     assert ALWAYS in said
     assert LONG in said

@@ -388,9 +388,9 @@ WRONG = {
 def test_what_makes_no_sense_is_refused(setting: str, tmp_path: Path) -> None:
     name = setting.split("=")[0]
     usual = ["sync_levels={low=1,high=8}", every(4)]
-    c = override(text(), [*(s for s in usual if not s.startswith(name)), setting])
+    settings = [*(s for s in usual if not s.startswith(name)), setting]
     with pytest.raises(ConfigError) as error:
-        regimes.run(c, tmp_path / "run")
+        regimes.run(override(text(), settings), tmp_path / "run")
     assert WRONG[setting] in str(error.value)
     assert not (tmp_path / "run").exists()
 

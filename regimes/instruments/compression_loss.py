@@ -60,7 +60,7 @@ class _Alone(World):
 
     def __init__(self, of: World) -> None:
         super().__init__(1)
-        self.of = of
+        self.of, self.shards, self.shard = of, of.shards, of.shard
 
     def sum_shards(self, tensors: list[Tensor], chunks: Sequence[int] = ()) -> list[Tensor]:
         return self.of.sum_shards(tensors, chunks)
@@ -131,7 +131,7 @@ class CompressionLossGauge(StridedGauge):
             if layer.compressed and not compressor.exceeds(layer, sent, workers)
         ]
         # among the shards of a worker together, because each exchange costs a latency
-        together = [compressed] if self.alone.of.shards > 1 else [[i] for i in compressed]
+        together = [compressed] if self.alone.shards > 1 else [[i] for i in compressed]
         for layers in together:
             own = [states[i] for i in layers]
             for state in own:

@@ -205,7 +205,8 @@ def alone(rank: int) -> dict[str, Any]:
     with torch.no_grad():
         net.eval()(batch[0])
     compiled = []  # torch's own counter takes seconds to import
-    net.compile(backend=lambda graph, inputs: compiled.append(graph) or graph)
+    if rank == 0:  # so does the compiler
+        net.compile(backend=lambda graph, inputs: compiled.append(graph) or graph)
     before = [(module, dict(module._parameters)) for module in net.modules()]
     for products in (2, 8):
         with gathers() as calls, regimes.whole_model(net) as mean:

@@ -13,16 +13,7 @@ from typing import Any
 import pretended
 import pytest
 import torch
-from gpu_steps import (
-    LEVELS,
-    NETWORKS,
-    SMALL,
-    TABLES,
-    TEXT,
-    Steps,
-    config,
-    waiting,
-)
+from gpu_steps import LEVELS, NETWORKS, SMALL, TABLES, TEXT, Steps, config, waiting
 from runs import break_off, same_bits
 from torch import Tensor
 
@@ -127,10 +118,7 @@ SLOW: dict[str, list[str]] = {
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        *CASES.values(),
-        *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW.values()),
-    ],
+    [*CASES.values(), *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW.values())],
     ids=[*CASES, *SLOW],
 )
 def test_a_run_has_the_bits_of_one_without(settings: list[str], tmp_path: Path) -> None:

@@ -21,12 +21,7 @@ F64 = torch.float64
 SHAPE, STEPS, PERIOD, RATE = (9, 10), 6, 2, 0.25
 TABLES = [
     {"name": "quantised-all-reduce", "block": 16},
-    {
-        "name": "quantised-all-reduce",
-        "block": 16,
-        "stochastic": False,
-        "error_feedback": True,
-    },
+    {"name": "quantised-all-reduce", "block": 16, "stochastic": False, "error_feedback": True},
 ]
 
 

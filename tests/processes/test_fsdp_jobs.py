@@ -21,9 +21,7 @@ KINDS = ["nothing", "a pass whose gradients are cleared", "an overflow"]
 
 
 @pytest.mark.parametrize(
-    "places",
-    [[0], pytest.param([1], marks=pytest.mark.slow)],
-    ids=["feedback", "at random"],
+    "places", [[0], pytest.param([1], marks=pytest.mark.slow)], ids=["feedback", "at random"]
 )
 def test_a_pass_that_is_not_applied_leaves_no_trace(places: list[int]) -> None:
     """One that is not finite counts, as skipped: the steps of a unit include it."""

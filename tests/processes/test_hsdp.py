@@ -41,13 +41,7 @@ OTHERS = [
 ]
 EXACT = [*WAYS, *OTHERS]
 INSIDE = [  # a plain loop's: FSDP2's own collectives within replicas are compressed as well
-    Case(
-        scatter={"level": 8, "block": 16},
-        gather={"level": 8},
-        side=True,
-        accumulate=2,
-        clip=0.5,
-    ),
+    Case(scatter={"level": 8, "block": 16}, gather={"level": 8}, side=True, accumulate=2, clip=0.5),
     Case(
         "quantised-all-reduce",
         (("low", 8), ("high", 4)),

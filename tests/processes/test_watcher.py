@@ -138,10 +138,7 @@ def test_a_killed_process_is_named_within_seconds(
 
 @pytest.mark.parametrize("beating", [True, False])
 def test_a_process_on_another_machine_is_missing_when_it_gives_no_sign(
-    beating: bool,
-    watched: Callable[..., Owner],
-    store: dist.Store,
-    monkeypatch: pytest.MonkeyPatch,
+    beating: bool, watched: Callable[..., Owner], store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SILENCE", 1.0)
     monkeypatch.setattr(module, "BEAT", 0.1)

@@ -48,12 +48,7 @@ def gpt(*settings: str) -> RunConfig:
             "epochs": 2,
             "workers": 4,
             "batch_size": 2,
-            "data": {
-                "name": "stdlib",
-                "sequence": 16,
-                "train_size": 2100,
-                "test_size": 300,
-            },
+            "data": {"name": "stdlib", "sequence": 16, "train_size": 2100, "test_size": 300},
             "model": {"name": "gpt", "width": 16, "depth": 1, "heads": 2},
             "optimizer": {"lr": 0.5, "clip": 1.0},
             "levels": {"low": 2, "high": 1},

@@ -107,12 +107,7 @@ class Streaming:
     model at once where ``parts`` is one."""
 
     def __init__(
-        self,
-        c: RunConfig,
-        period: int,
-        parts: list[list[int]],
-        *,
-        feedback: Feedback | None = None,
+        self, c: RunConfig, period: int, parts: list[list[int]], *, feedback: Feedback | None = None
     ) -> None:
         self.c, self.parts, self.feedback = c, parts, feedback or Feedback()
         self.loss, self.batches, self.make = steps(c)[1:]

@@ -255,10 +255,7 @@ def stepwise(case: Case) -> dict[str, dict[str, Any]]:
 
 
 def _step(
-    case: Case,
-    reducer: Reducer,
-    parameters: list[nn.Parameter],
-    found: list[list[Tensor | None]],
+    case: Case, reducer: Reducer, parameters: list[nn.Parameter], found: list[list[Tensor | None]]
 ) -> None:
     """Set the shared updates of the workers' gradients as ``.grad``."""
     if case.clips:

@@ -63,11 +63,7 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
     )
     o = config.optimizer
     optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=o.lr,
-        momentum=o.momentum,
-        nesterov=True,
-        weight_decay=o.weight_decay,
+        model.parameters(), lr=o.lr, momentum=o.momentum, nesterov=True, weight_decay=o.weight_decay
     )
     used = []
     for epoch in range(config.epochs):

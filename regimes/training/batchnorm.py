@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regimes.base.torch_compat import BatchNorm, foreach_add_, foreach_copy_
+from regimes.base.torch_compat import BatchNorm
 
 _KNOWN = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 class PerWorkerBatchNorm:
-    """The BatchNorm layers of one model, in training; evaluation and the state dictionary do not
-    change. Outside of ``set_pass`` a layer normalises one batch and updates nothing.
+    """Normalises each worker's batch by itself, in the BatchNorm layers of one model in training;
+    evaluation and the state dictionary do not change. Outside of ``set_pass`` a layer normalises
+    one batch and updates nothing.
 
     Buffers for a pass of several workers are prepared for all layers at once: on a GPU each kernel
     launch costs more than the copy.
@@ -57,8 +58,16 @@ class PerWorkerBatchNorm:
         self.groups, self.update = groups, update
         if groups > 1:
             self._scales = self._repeat_scales()
-            if update:
-                self._copy_running()
+        if groups > 1 and update:
+            # into the buffers that a pass of several workers updates
+            tracked = [bn for bn in self.layers if bn.running_mean is not None]
+            for bn in tracked:
+                size = groups * bn.num_features
+                if bn not in self._running or len(self._running[bn][0]) != size:
+                    made = self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
+                    self._first[bn] = [t[: bn.num_features] for t in made]
+            if tracked:
+                torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
         try:
             yield
             self.end_forward()
@@ -70,7 +79,12 @@ class PerWorkerBatchNorm:
         """Update the running statistics. Layers that are called after this, within ``set_pass``,
         repeat the forward pass in backward (activation checkpointing), and update nothing."""
         if self.update and not self._recomputes:
-            self._store_running()
+            used = list(dict.fromkeys(self._used))
+            counted = [bn for bn in used if bn.momentum is not None]
+            if counts := [cast(Tensor, bn.num_batches_tracked) for bn in counted]:
+                torch._foreach_add_(counts, 1)
+            if self.groups > 1 and used:
+                torch._foreach_copy_(_all_running(used), self._of_worker_0(used))
         self._recomputes = True
 
     def _repeat_scales(self) -> dict[BatchNorm, list[Tensor]]:
@@ -87,26 +101,6 @@ class PerWorkerBatchNorm:
                 scales[bn] = pair
         return scales
 
-    def _copy_running(self) -> None:
-        """Copy the running statistics into the buffers that a pass of several workers updates."""
-        tracked = [bn for bn in self.layers if bn.running_mean is not None]
-        for bn in tracked:
-            size = self.groups * bn.num_features
-            if bn not in self._running or len(self._running[bn][0]) != size:
-                made = self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
-                self._first[bn] = [t[: bn.num_features] for t in made]
-        if tracked:
-            foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
-
-    def _store_running(self) -> None:
-        """Copy the updated statistics of worker 0 into the layers."""
-        used = list(dict.fromkeys(self._used))
-        counts = [cast(Tensor, bn.num_batches_tracked) for bn in used if bn.momentum is not None]
-        if counts:
-            foreach_add_(counts, 1)
-        if self.groups > 1 and used:
-            foreach_copy_(_all_running(used), self._of_worker_0(used))
-
     def _of_worker_0(self, layers: list[BatchNorm]) -> list[Tensor]:
         return [t for bn in layers for t in self._first[bn]]
 
@@ -119,7 +113,11 @@ class PerWorkerBatchNorm:
             # With the factor 0 a repeated pass updates nothing, but saves as many tensors for
             # backward as the first: checkpointing refuses any other number.
             if not self._recomputes:
-                factor = self._start_update(bn)
+                self._used.append(bn)
+                if bn.momentum is None:  # the statistics are the mean over all batches so far
+                    factor = 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
+                else:
+                    factor = bn.momentum
         mean, var = running
         if self.groups == 1:
             return F.batch_norm(x, mean, var, bn.weight, bn.bias, True, factor, bn.eps)
@@ -128,13 +126,6 @@ class PerWorkerBatchNorm:
         return _split_groups(
             F.batch_norm(grouped, mean, var, weight, bias, True, factor, bn.eps), x
         )
-
-    def _start_update(self, bn: BatchNorm) -> float:
-        """The weight of this batch in the running statistics of a layer."""
-        self._used.append(bn)
-        if bn.momentum is None:  # they are the mean over all batches so far
-            return 1.0 / float(cast(Tensor, bn.num_batches_tracked).add_(1))
-        return bn.momentum
 
 
 def _running_tensors(bn: BatchNorm) -> list[Tensor]:

@@ -53,7 +53,7 @@ from regimes.training.units import Units
 
 
 class Run(Job):
-    """All parts of a run, and what it has recorded so far.
+    """Holds all parts of a run, and what it has recorded so far.
 
     Attributes:
         local: the rounds of local steps; None without a sync policy.
@@ -240,7 +240,7 @@ class Run(Job):
         return (local.reducer if local and local.is_local else self.reducer).residuals()
 
     def separate_workers(self) -> Replicas:
-        """Every hosted worker gets a model and an optimiser of its own."""
+        """Give every hosted worker a model and an optimiser of its own."""
         assert self.local is not None
         others = (self.build_optimizer() for _ in range(self.world.hosted_count - 1))
         buffers = list(self.model.buffers())
@@ -249,17 +249,17 @@ class Run(Job):
         return made
 
     def level_value(self, level: str) -> AnyLevel:
-        """The level that a name stands for: ``levels`` of the configuration."""
+        """Return the level that a name stands for: ``levels`` of the configuration."""
         return DENSE if level == DENSE else self.config.levels[level]
 
     def rate_scale(self, multiple: int) -> int:
-        """What the learning rate is multiplied by where the batch is so many times as large."""
+        """Return the factor of the learning rate where the batch is so many times as large."""
         return multiple if self.config.optimizer.scale_with_batch else 1
 
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """This process's state; that of all processes is in their files (``checkpoint``)."""
+        """Return this process's state; that of all processes is in their files (``checkpoint``)."""
         memories, residuals = self.reducer.state_dict()
         own = {"layers": by_layer(residual=residuals), "hidden": self.gradients.hidden_states()}
         shared = {
@@ -274,7 +274,7 @@ class Run(Job):
         return self.lay_out_state({"memory": memories}, shared, own)
 
     def load_state_dict(self, state: State) -> None:
-        """The inverse, from the state of all processes, of which there may have been others."""
+        """Restore the state of all processes, of which there may have been others."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.panel.load_state_dict(state["gauges"])
@@ -300,7 +300,7 @@ class Run(Job):
         return residuals_for(self.world.hosted, count, parts, count, names, mean=mean)
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the other processes, and give torch's flags back."""
         # their threads before the group: they may be inside a collective
         self.exchange.close()
         if self.local is not None:

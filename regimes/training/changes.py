@@ -31,7 +31,7 @@ from regimes.compression import make_compressor
 from regimes.compression.base import has_feedback
 from regimes.compression.bucket import restart_memories
 from regimes.job.move_residuals import average_residuals
-from regimes.job.state import Part, State, by_layer, get_column, of_workers, with_column
+from regimes.job.state import State, by_layer, get_column, of_workers, with_column
 from regimes.training import optimizers
 from regimes.training.build import Run
 from regimes.training.learning_rate import LearningRate
@@ -42,12 +42,17 @@ Notes = dict[str, str]  # what became of each part of the state
 
 
 def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
-    """The state of a checkpoint under configuration ``before``, as ``run`` can restore it.
+    """Fit the state of a checkpoint, which was written under configuration ``before``, to the
+    configuration of ``run``. Returns the state, and what became of each part of it.
 
     Raises:
         ConfigError: the workers are between two synchronisations, and would not synchronise again.
     """
-    state: State = {**saved, "parts": [_copy_part(part) for part in saved["parts"]]}
+    state: State = {**saved, "parts": []}
+    for part in saved["parts"]:  # tables of layers are copied, as they may be changed
+        state["parts"].append(copied := {**part, "layers": {**part["layers"]}})
+        if "outer" in part:
+            copied["outer"] = {**part["outer"], "layers": {**part["outer"]["layers"]}}
     notes: Notes = {"weights": "kept"}
     if (before.sync_policy is None) != (run.local is None):
         _change_local_steps(run, state, before)
@@ -60,14 +65,6 @@ def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, No
         for part in state["parts"]:
             part.pop("hidden", None)
     return state, notes
-
-
-def _copy_part(part: Part) -> Part:
-    """A copy of a part with tables of layers that may be changed."""
-    copied = {**part, "layers": {**part["layers"]}}
-    if "outer" in part:
-        copied["outer"] = {**part["outer"], "layers": {**part["outer"]["layers"]}}
-    return copied
 
 
 # -- compressors -----------------------------------------------------------------------------
@@ -197,7 +194,7 @@ def _refuse_between(state: State, field: str) -> None:
 
 
 def rate_after(run: Run, unit: int) -> float:
-    """The learning rate after a unit: the next phase's, if one begins there."""
+    """Return the learning rate after a unit: the next phase's, if one begins there."""
     after = run.phase.following
     if after is None or unit + 1 != run.phase.stop or unit + 1 >= len(run.units):
         return run.learning_rate(run.units.step_span(unit)[1])

@@ -47,7 +47,8 @@ _Keep = str | tuple[int, ...] | None  # ``checkpoint_keep`` of a configuration
 
 
 def is_asked(keep: _Keep, epochs: int) -> bool:
-    """Is the checkpoint after ``epochs`` epochs in a list of those to write and keep?"""
+    """Answer whether the checkpoint after ``epochs`` epochs is in a list of those to write and
+    keep."""
     return isinstance(keep, tuple) and epochs in keep
 
 
@@ -143,7 +144,7 @@ def _list_folder(folder: Path) -> list[Path]:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; RecordError if their folder cannot be read."""
+    """List the checkpoints of a run, oldest first; RecordError if their folder cannot be read."""
     place = folder / "checkpoints"
     try:
         return _list_folder(place)
@@ -163,7 +164,8 @@ def _epochs_of(path: Path) -> int:
 
 
 def load(folder: Path) -> tuple[int, State] | None:
-    """The newest complete checkpoint: epochs done and the content of its files; None without one.
+    """Load the newest complete checkpoint: epochs done and the content of its files; None without
+    one.
 
     A damaged one is skipped, with a warning in the log, for the one before.
 
@@ -192,7 +194,7 @@ def load(folder: Path) -> tuple[int, State] | None:
 
 
 def load_at(folder: Path, epochs: int) -> State:
-    """The content of the checkpoint after ``epochs`` epochs.
+    """Load the content of the checkpoint after ``epochs`` epochs.
 
     Raises:
         RecordError: there is none, or it is damaged.

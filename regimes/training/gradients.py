@@ -31,7 +31,8 @@ from regimes.training.replicas import Replicas
 
 
 def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
-    """Does a training pass of ``model`` consume randomness (dropout, stochastic depth)?"""
+    """Answer whether a training pass of ``model`` consumes random numbers (dropout, stochastic
+    depth)."""
     probe = training_copy(model)
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
@@ -43,7 +44,7 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
 
 
 def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
-    """Does one batch pass a hidden state on to the next?"""
+    """Answer whether one batch passes a hidden state on to the next."""
     if not isinstance(loss, CarryingLoss):
         return False
     with torch.random.fork_rng([x.device] if x.device.type == "cuda" else []), torch.no_grad():
@@ -51,7 +52,7 @@ def carries_state(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> bool:
 
 
 class Reduced(NamedTuple):
-    """What the exchange of a step's gradients has given.
+    """Holds what the exchange of a step's gradients has given.
 
     Attributes:
         updates: per layer, ``[*shape]``.
@@ -240,7 +241,7 @@ class Gradients:
         return loss.detach()
 
     def unused_by_all(self) -> set[int]:
-        """The layers that no hosted worker has used in the last step."""
+        """Return the layers that no hosted worker has used in the last step."""
         return set.intersection(*self.unused)
 
     def check_compiles(self, x: Tensor, y: Tensor) -> None:
@@ -260,7 +261,8 @@ class Gradients:
             ) from None
 
     def hidden_states(self) -> list[Any]:
-        """The state that each hosted worker's language model carries on; empty for other models."""
+        """Return the state that each hosted worker's language model carries on; empty for other
+        models."""
         states = [self.hidden[row] for row in sorted(self.hidden) if self.hidden[row] is not None]
         if not states or not self.union:
             return states
@@ -269,7 +271,7 @@ class Gradients:
         return [tuple(t[:, :, i].clone() for t in rows) for i in range(self.world.hosted_count)]
 
     def load_hidden_states(self, states: Sequence[Any]) -> None:
-        """The inverse of ``hidden_states``."""
+        """Restore what ``hidden_states`` has returned."""
         if self.union:
             parts = zip(*states, strict=True)
             states = [tuple(torch.stack(part, 2).flatten(1, 2) for part in parts)]
@@ -277,7 +279,8 @@ class Gradients:
 
 
 def new_stack(parameters: Sequence[Tensor], rows: int) -> tuple[Tensor, list[Tensor]]:
-    """Zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows, *shape]``."""
+    """Make zeros ``[rows, N]`` for all parameters end to end, and their views ``[rows,
+    *shape]``."""
     sizes = [p.numel() for p in parameters]
     stack = parameters[0].detach().new_zeros(rows, sum(sizes))
     return stack, _layer_views(stack, parameters)
@@ -290,7 +293,7 @@ def _layer_views(stack: Float[Tensor, "rows N"], parameters: Sequence[Tensor]) -
 
 
 def layer_table(model: nn.Module) -> list[Layer]:
-    """The trainable parameters, in order; a tensor shared by several modules appears once.
+    """List the trainable parameters, in order; a tensor shared by several modules appears once.
 
     Raises:
         ConfigError: there are none, or one is empty.

@@ -89,7 +89,7 @@ class _Graphs:
         return self.kept.get(kind)
 
     def is_due(self, kind: Hashable) -> bool:
-        """Have enough steps of a kind gone before? One more goes now, if not."""
+        """Answer whether enough steps of a kind have gone before; if not, count one more."""
         count = self._seen.pop(kind, 0)
         if count == WARM_UP:
             return True
@@ -99,7 +99,7 @@ class _Graphs:
         return False
 
     def run_uncaptured(self, work: Callable[[], T]) -> T:
-        """Do it in the stream of captures, in the order of the current one."""
+        """Do some work in the stream of captures, in the order of the current one."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -110,7 +110,7 @@ class _Graphs:
     def capture_graph(
         self, kind: Hashable, inputs: list[Tensor], work: Callable[[], Any]
     ) -> _Graph:
-        """Record what it launches, and keep that; nothing is computed yet.
+        """Record what some work launches, and keep that; nothing is computed yet.
 
         Raises:
             ConfigError: it waits, or does something else that cannot be captured.
@@ -156,7 +156,7 @@ class Graphs:
     def compute_gradients(
         self, x: Tensor, y: Tensor, epoch: int, step: int
     ) -> Float[Tensor, " rows"]:
-        """``Gradients.compute_gradients``."""
+        """Compute as ``Gradients.compute_gradients`` does, by a graph where one is due."""
         g, kind = self.gradients, (_layout_of(x), _layout_of(y))
         graph = self.passes.get_graph(kind)
         if graph is None:
@@ -177,9 +177,14 @@ class Graphs:
     # -- reduction ------------------------------------------------------------------------------
 
     def finish_step(self, levels: Sequence[AnyLevel], finish: Callable[[], Reduced]) -> Reduced:
-        """What ``finish`` returns, at these levels."""
+        """Return what ``finish`` returns, at these levels, by a graph where one is due."""
         unused = frozenset(self.gradients.unused_by_all())
-        kind = (tuple(levels), tuple(map(_decisive, self.reducer.states)), unused)
+        # the values of memories that decide the kernel launches, apart from the level
+        decisive = [
+            tuple((k, _layout_of(v) if isinstance(v, Tensor) else v) for k, v in fields.items())
+            for fields in map(_remembered, self.reducer.states)
+        ]
+        kind = (tuple(levels), tuple(decisive), unused)
         graph = self.reductions.get_graph(kind)
         if self._changes_unit(unused) or (graph is None and not self.reductions.is_due(kind)):
             return self.reductions.run_uncaptured(finish)
@@ -274,14 +279,6 @@ def _copy_moved(places: list[Tensor], values: list[Tensor]) -> None:
 
 def _remembered(state: State) -> dict[str, Any]:
     return {name: value for name, value in vars(state).items() if name not in _PASSING}
-
-
-def _decisive(state: State) -> tuple[Any, ...]:
-    """The values that decide a layer's kernel launches, apart from its level."""
-    return tuple(
-        (name, _layout_of(value) if isinstance(value, Tensor) else value)
-        for name, value in _remembered(state).items()
-    )
 
 
 def _tensor_fields(states: list[State]) -> list[_Field]:

@@ -20,7 +20,7 @@ from regimes.base.config import OptimizerConfig
 
 @dataclass(frozen=True)
 class LearningRate:
-    """The rate of a run.
+    """Gives the learning rate of each step of a run.
 
     Attributes:
         per_epoch: steps per epoch.
@@ -82,16 +82,11 @@ class LearningRate:
                 falling = round(c.decay_share * self.total)
                 share = min(1.0, max(0, self.total - step) / max(1, falling))
             case "cyclic":
-                share = _cosine_factor(self._cycle_position(step - first))
+                length = c.cycle_steps or c.cycle_epochs * self.per_epoch
+                share = _cosine_factor((step - first) % length / length)
             case _:
                 return 1.0
         return c.final + (1 - c.final) * share
-
-    def _cycle_position(self, step: int) -> float:
-        """The position of a step within its cycle, from 0 to 1."""
-        c = self.config
-        length = c.cycle_steps or c.cycle_epochs * self.per_epoch
-        return step % length / length
 
 
 def _cosine_factor(done: float) -> float:

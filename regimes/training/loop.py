@@ -127,8 +127,8 @@ def _describe_kept(out: Path, again: bool) -> str:
 
 
 def has_epoch(out: Path) -> bool:
-    """Is there a run to go on with? A record without an epoch, such as one that its first loss has
-    stopped, is replaced."""
+    """Answer whether there is a run to go on with. A record without an epoch, such as one that its
+    first loss has stopped, is replaced."""
     rows = out / "epochs.jsonl"
     if not (out / "run.json").exists() or not rows.exists():
         return False
@@ -327,7 +327,7 @@ def _train_steps(run: Run, plan: UnitPlan, clock: Clock, reporters: Reporters) -
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One step's samples ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
+    """Holds one step's samples ``x [L, b, ...]``, ``y [L, b]`` of the hosted workers.
 
     Attributes:
         epoch, step: its place in the data.
@@ -346,7 +346,7 @@ class Minibatch:
 
 
 def minibatches(run: Run, multiple: int) -> tuple[int, Iterator[Minibatch]]:
-    """How many steps the next unit has, and what they train on.
+    """Return how many steps the next unit has, and what they train on.
 
     Args:
         multiple: of the configuration's batch size.
@@ -401,7 +401,8 @@ def take_step(
     clock: Clock,
     graphs: Graphs | None = None,
 ) -> Reduced:
-    """One step up to the shared updates: gradients of the hosted workers, and their exchange.
+    """Take one step up to the shared updates: compute the gradients of the hosted workers, and
+    exchange them.
 
     Several processes with more than one bucket overlap the two: a bucket leaves while the last
     backward pass of the step goes on. A single process exchanges the same buckets in the same order

@@ -16,7 +16,7 @@ from regimes.training.gradients import Gradients
 
 
 def check_interval(device: torch.device) -> int:
-    """Steps between two checks.
+    """Return the number of steps between two checks: 1 on the CPU, else 16.
 
     To read a number that a GPU computes is to wait for it. Steps after a non-finite one are wasted
     there, but leave nothing: all losses of a unit are checked before it is measured, recorded or
@@ -56,7 +56,7 @@ class Losses:
             self.check_finite()
 
     def check_finite(self) -> None:
-        """Wait for all steps so far.
+        """Wait for all steps so far, add up their losses, and refuse one that is not finite.
 
         Raises:
             TrainingError: a loss is not finite. All processes have the same mean losses, so all

@@ -10,20 +10,21 @@ from regimes.data.models.copies import copy_model
 
 
 def modules_in_eval(model: nn.Module) -> list[nn.Module]:
-    """The modules that are in evaluation within a model that is in training: frozen statistics of a
-    BatchNorm, say. Of a model that is in evaluation as a whole none, because training sets that."""
+    """List the modules that are in evaluation within a model that is in training: frozen statistics
+    of a BatchNorm, say. Of a model that is in evaluation as a whole there are none, because
+    training sets that."""
     return [module for module in model.modules() if not module.training] if model.training else []
 
 
 def set_training(model: nn.Module, in_eval: Iterable[nn.Module]) -> None:
-    """As ``model.train()``, but for modules that stay in evaluation."""
+    """Do as ``model.train()`` does, but for modules that stay in evaluation."""
     model.train()
     for module in in_eval:
         module.training = False  # and not ``eval()``: parts of it may be in training
 
 
 def training_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model that was not evaluated yet, as its training passes have it."""
+    """Copy a model that was not evaluated yet, as its training passes have it."""
     probe = copy_model(model)
     set_training(probe, modules_in_eval(probe))
     return probe

@@ -23,7 +23,7 @@ CLASSES = Registry("optimizer", dict.fromkeys(("sgd", "adamw", "muon")))  # buil
 
 
 class Optimizers:
-    """One or more torch optimisers that step together, at one rate.
+    """Steps one or more torch optimisers together, at one rate.
 
     Attributes:
         parts: the optimisers; each trainable parameter is in one of them.
@@ -55,7 +55,8 @@ class Optimizers:
                 ) from None
 
     def decoupled_decay(self, parameters: Sequence[nn.Parameter]) -> list[float]:
-        """The decoupled weight decay of each parameter, 0 where decay is part of the gradient."""
+        """Return the decoupled weight decay of each parameter, 0 where decay is part of the
+        gradient."""
         decay = {
             id(p): float(group["weight_decay"])
             for part in self.parts
@@ -74,8 +75,8 @@ class Optimizers:
 
 
 def mean_state(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One state for several workers' optimisers: each momentum's mean, all else from the first, and
-    momenta that not all have yet."""
+    """Average the states of several workers' optimisers into one: each momentum's mean; all else,
+    and momenta that not all have yet, from the first."""
     return cast("dict[str, Any]", _mean_of_states(states))
 
 
@@ -95,7 +96,7 @@ def _mean_of_states(values: Sequence[Any]) -> Any:
 def build_optimizers(
     config: OptimizerConfig, model: nn.Module, classes: int, *, fused: bool = False
 ) -> Optimizers:
-    """The configured optimiser over the trainable parameters of a model.
+    """Build the configured optimiser over the trainable parameters of a model.
 
     Args:
         classes: outputs of the model, see ``_output_layer``.
@@ -108,7 +109,16 @@ def build_optimizers(
     try:
         match config.name:
             case "sgd":
-                return Optimizers([_build_sgd(config, parameters, fused)], config.lr)
+                sgd = torch.optim.SGD(
+                    _parameter_groups(config, parameters, vectors=True),
+                    lr=config.lr,
+                    momentum=config.momentum,
+                    nesterov=config.nesterov and config.momentum > 0,
+                    foreach=not fused,
+                    fused=fused,
+                    **config.options,
+                )
+                return Optimizers([sgd], config.lr)
             case "adamw":
                 return Optimizers([_build_adamw(config, parameters, fused)], config.lr)
             case "muon":
@@ -122,20 +132,6 @@ def build_optimizers(
         raise ConfigError(f"the optimizer {config.name!r} is no torch.optim.Optimizer")
     _check_steps(config, type(made))
     return Optimizers([made], config.lr)
-
-
-def _build_sgd(
-    config: OptimizerConfig, parameters: Sequence[nn.Parameter], fused: bool
-) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        _parameter_groups(config, parameters, vectors=True),
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov and config.momentum > 0,
-        foreach=not fused,
-        fused=fused,
-        **config.options,
-    )
 
 
 def _build_adamw(

@@ -26,7 +26,7 @@ _LSTM: dict[str, Any] = {"nesterov": True, "weight_decay": 0.0}
 
 
 def resolve_quirks(config: RunConfig) -> RunConfig:
-    """The configuration with the fields that its ``quirks`` stand for."""
+    """Return the configuration with the fields that its ``quirks`` stand for."""
     if config.quirks == "none":
         return config
     extra = _COMPRESSOR.get(config.compressor.get("name", ""), {})

@@ -19,7 +19,7 @@ from regimes.training.optimizers import Optimizers
 
 
 class Replicas:
-    """L models, and the one of the last synchronisation.
+    """Keeps L models, and the one of the last synchronisation.
 
     One module serves all workers: it has the tensors of one worker after the other, and in between
     the tensors of the last synchronisation.
@@ -54,39 +54,33 @@ class Replicas:
         self.synced_tensors = [t.clone() for t in data] if in_place else data
         self.stacks = [t[None] if in_place else t.new_empty(count, *t.shape) for t in data]
         self._rows = [[stack[row] for stack in self.stacks] for row in range(len(self.stacks[0]))]
-        self._copy_synced()
+        for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
+            stack.copy_(tensor.expand_as(stack))
 
     @property
     def synced_parameters(self) -> list[Tensor]:
-        """The parameters of the last synchronisation, ``[*shape]`` per layer."""
+        """Return the parameters of the last synchronisation, ``[*shape]`` per layer."""
         return self.synced_tensors[: len(self.parameters)]
 
     def each_worker(self) -> Iterator[Optimizers]:
-        """The optimiser of each hosted worker in turn, while the module holds its tensors."""
+        """Yield the optimiser of each hosted worker in turn, while the module holds its tensors."""
         try:
             for row, optimizer in zip(self._rows, self.optimizers, strict=True):
                 self._set_module(row)
                 yield optimizer
-                self._keep_rebound(row)
+                # a step that gave a tensor other memory (``p.data = ...``) is the worker's, too
+                for tensor, own in zip(self._all, row, strict=True):
+                    if tensor.data_ptr() != own.data_ptr():
+                        own.copy_(tensor.data)
         finally:
             self._set_module(self.synced_tensors)
-
-    def _keep_rebound(self, row: Sequence[Tensor]) -> None:
-        """A step that gave a tensor other memory (``p.data = ...``) is the worker's, too."""
-        for tensor, own in zip(self._all, row, strict=True):
-            if tensor.data_ptr() != own.data_ptr():
-                own.copy_(tensor.data)
 
     def _set_module(self, tensors: Sequence[Tensor]) -> None:
         for tensor, data in zip(self._all, tensors, strict=True):
             tensor.data = data
 
-    def _copy_synced(self) -> None:
-        for tensor, stack in zip(self.synced_tensors, self.stacks, strict=True):
-            stack.copy_(tensor.expand_as(stack))
-
     def receive_synced(self, layers: Iterable[int], mixing: float) -> None:
-        """Every worker goes on from these synchronised parameters, mixed with its own."""
+        """Let every worker go on from these synchronised parameters, mixed with its own."""
         for i in layers:
             synced, stack = self.synced_tensors[i], self.stacks[i]
             if mixing:
@@ -95,14 +89,14 @@ class Replicas:
                 stack.copy_(synced.expand_as(stack))
 
     def buffer_means(self, world: World) -> dict[int, Tensor]:
-        """The means of all workers' floating-point buffers, by their places in ``stacks``."""
+        """Average all workers' floating-point buffers, by their places in ``stacks``."""
         first, stop = len(self.parameters), len(self._all)
         floating = [i for i in range(first, stop) if self.stacks[i].is_floating_point()]
         means = Comm(world).mean([self.stacks[i] for i in floating])
         return dict(zip(floating, means, strict=True))
 
     def follow(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Where ``in_place``: take the parameters and buffers that the module has now.
+        """Take the parameters and buffers that the module has now, where ``in_place``.
 
         An optimiser's step may have given a parameter another memory (``p.data = ...``), and a
         forward pass may have replaced a buffer (``self.mean = ...``). A buffer of another shape or
@@ -131,7 +125,7 @@ class Replicas:
                 self.parameters[i] = tensor
 
     def set_buffers(self, mean_of: Mapping[int, Tensor]) -> None:
-        """Every worker goes on from these means."""
+        """Let every worker go on from these means."""
         first, stop = len(self.parameters), len(self._all)
         for i in range(first, stop):  # integers, counts of batches, are the same on all workers
             self.synced_tensors[i].copy_(mean_of.get(i, self.stacks[i][0]))
@@ -140,7 +134,7 @@ class Replicas:
     # -- optimisers --------------------------------------------------------------------------
 
     def copy_state(self, optimizer: Optimizers) -> None:
-        """Every worker's optimiser continues from the state of this one."""
+        """Let every worker's optimiser continue from the state of this one."""
         for other in self.optimizers:
             if other is not optimizer:
                 other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -187,14 +181,14 @@ class Replicas:
     # -- checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Per hosted worker: its tensors and its optimiser's state."""
+        """Return, per hosted worker, its tensors and its optimiser's state."""
         return [
             {"tensors": list(row), "optimizer": optimizer.state_dict()}
             for row, optimizer in zip(self._rows, self.optimizers, strict=True)
         ]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
-        """The inverse."""
+        """Restore what ``state_dict`` has returned."""
         for row, optimizer, state in zip(self._rows, self.optimizers, states, strict=True):
             for tensor, saved in zip(row, state["tensors"], strict=True):
                 tensor.copy_(saved)

@@ -43,7 +43,7 @@ Loss = tuple[Tensor, Tensor, int, int]  # mean of all workers; then as of `_Step
 
 
 def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Consecutive layers in ``count`` groups, none empty, of nearly equal size.
+    """Divide consecutive layers into ``count`` groups, none empty, of nearly equal size.
 
     >>> divide_layers([10, 10, 5, 5, 10], 2)
     [[0, 1], [2, 3, 4]]
@@ -64,7 +64,7 @@ def divide_layers(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 @dataclass(eq=False)
 class Fragment:
-    """Layers that are synchronised together.
+    """Holds the layers that are synchronised together, and where in their round they are.
 
     Attributes:
         layers: their numbers, in order.
@@ -87,7 +87,7 @@ class Fragment:
 
 
 class Rounds:
-    """The fragments of a network, their rounds, and the outer step.
+    """Keeps the fragments of a network, their rounds, and the outer step.
 
     Attributes:
         replicas: the workers' own parameters; None while all share each step.
@@ -143,18 +143,18 @@ class Rounds:
 
     @property
     def is_local(self) -> bool:
-        """Whether each worker has parameters of its own now."""
+        """Answer whether each worker has parameters of its own now."""
         return self.replicas is not None
 
     @property
     def is_between(self) -> bool:
-        """Has any fragment moved since it was synchronised?"""
+        """Answer whether any fragment has moved since it was synchronised."""
         return any(fragment.since or fragment.sent for fragment in self.fragments)
 
     # -- steps -------------------------------------------------------------------------------
 
     def begin_step(self, period: int) -> None:
-        """A step begins. A new period applies to each fragment's next round. The first rounds are
+        """Begin a step. A new period applies to each fragment's next round. The first rounds are
         shorter, so that fragments are sent at equal distances."""
         count = len(self.fragments)
         for i, fragment in enumerate(self.fragments, start=1):
@@ -166,7 +166,8 @@ class Rounds:
         self.begun = True
 
     def advance_step(self) -> bool:
-        """A local step was taken; returns whether a fragment is to be sent or applied."""
+        """Count a local step that was taken; returns whether a fragment is to be sent or
+        applied."""
         for fragment in self.fragments:
             fragment.since += 1
             fragment.left -= 1
@@ -284,7 +285,7 @@ class Rounds:
         replicas.settle_states(self.config.states, self.world)
 
     def wait_for_sent(self) -> None:
-        """Until all that was sent has come back; before any other collective."""
+        """Wait until all that was sent has come back; call it before any other collective."""
         self.exchange.wait_for_transfers()
 
     def close(self) -> None:
@@ -294,8 +295,8 @@ class Rounds:
     # -- at the end of a unit ----------------------------------------------------------------
 
     def flush_losses(self) -> list[Loss]:
-        """The losses of steps that were in no synchronisation so far: a unit's record has their
-        mean."""
+        """Average the losses of steps that were in no synchronisation so far: a unit's record has
+        their mean."""
         losses = [*self._delivered_losses()]
         if self.pending:
             means = signals(self.world).mean([self._pending_losses()])[0]
@@ -304,7 +305,7 @@ class Rounds:
         return losses
 
     def take_count(self) -> int:
-        """Synchronisations since the last call."""
+        """Return the number of synchronisations since the last call."""
         taken, self.count = self.count, 0
         return taken
 
@@ -327,9 +328,10 @@ class Rounds:
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(shared, own): the entries "outer" of a state and of a process's part (``job.state``):
-        each fragment's round, what is on its way and what instruments have not seen; per hosted
-        worker, by layer, the pseudo-gradients of such fragments, and ``older``."""
+        """Return (shared, own): the entries "outer" of a state and of a process's part
+        (``job.state``). They have each fragment's round, what is on its way and what instruments
+        have not seen; per hosted worker, by layer, the pseudo-gradients of such fragments, and
+        ``older``."""
         self.wait_for_sent()  # for the thread that changes memories
         memories, residuals = self.reducer.state_dict()
         fragments = [
@@ -365,7 +367,7 @@ class Rounds:
         residuals: dict[str, Tensor | None],
         movements: Sequence[dict[str, dict[int, Tensor]]],
     ) -> None:
-        """The inverse, of ``state`` and the hosted workers' residuals and pseudo-gradients."""
+        """Restore ``state`` and the hosted workers' residuals and pseudo-gradients."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.reducer.load_state_dict(get_column(state["layers"], "memory"), residuals)
         device = self.stack.device

@@ -39,7 +39,7 @@ from regimes.training.plug_ins import PlugIns
 
 
 class Training(TypedDict, total=False):
-    """What other functions pass on to `simulate`."""
+    """Names the arguments that other functions pass on to `simulate`."""
 
     workers: int
     batch_size: int
@@ -161,7 +161,7 @@ def simulate(
 def own_training(
     model: GivenModel, train_data: HasSamples, test_data: HasSamples, **given: Any
 ) -> tuple[RunConfig, ObjectTask]:
-    """The configuration and the task of `simulate` with these arguments.
+    """Make the configuration and the task of `simulate` with these arguments.
 
     Raises:
         ConfigError, DataError: as there; or an argument that a configuration has no place for.

@@ -40,7 +40,7 @@ _TELLS = {
 def one_pass_serves(
     model: nn.Module, loss: Loss, x: Tensor, y: Tensor, samples: int, dtype: torch.dtype
 ) -> bool:
-    """Does one pass give the workers' mean gradient, and does it pay?
+    """Answer whether one pass gives the workers' mean gradient, and is cheaper.
 
     Args:
         x, y: of some workers, ``[L, b, ...]``.
@@ -82,8 +82,8 @@ class _Trial:
         self._own: set[int] = set()  # addresses of the parameters
 
     def is_exact(self, x: Tensor, y: Tensor) -> bool:
-        """Has one pass the mean loss and gradients of the workers' passes, and does none keep, draw
-        or read anything?"""
+        """Answer whether one pass has the mean loss and gradients of the workers' passes, and none
+        keeps, draws or reads anything."""
         with nudge_parameters(self.model):
             self._pass(x[:1], y[:1])  # what a first pass alone makes is there from now on
             before, held = self._state(x.device)

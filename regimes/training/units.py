@@ -16,7 +16,7 @@ from regimes.base.errors import require
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a run, in order.
+    """Divides a run into units, in order.
 
     Attributes:
         per_epoch: steps per epoch.
@@ -34,7 +34,8 @@ class Units:
 
     @classmethod
     def from_config(cls, config: RunConfig, per_epoch: int) -> Units:
-        """The units of a configuration; ConfigError if a unit is no multiple of a batch size."""
+        """Make the units of a configuration; ConfigError if a unit is no multiple of a batch
+        size."""
         total = config.epochs * per_epoch if config.steps is None else config.steps
         size = config.unit_steps
         if size is not None and config.batch_policy:
@@ -50,12 +51,13 @@ class Units:
         return math.ceil(self.total / (self.size or self.per_epoch))
 
     def step_span(self, unit: int) -> tuple[int, int]:
-        """The steps ``[first, stop)`` of a unit."""
+        """Return the steps ``[first, stop)`` of a unit."""
         size = self.size or self.per_epoch
         return unit * size, min((unit + 1) * size, self.total)
 
     def epoch_spans(self, unit: int) -> Iterator[tuple[int, int, int]]:
-        """(epoch, first, stop) of each epoch in the unit: its steps ``[first, stop)`` there."""
+        """Yield (epoch, first, stop) of each epoch in the unit: its steps ``[first, stop)``
+        there."""
         first, stop = self.step_span(unit)
         while first < stop:
             epoch, begin = divmod(first, self.per_epoch)

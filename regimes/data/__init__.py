@@ -15,7 +15,7 @@ TASKS = Registry("data set")  # beside images and texts
 
 
 def load_task(config: RunConfig) -> Task:
-    """The task that a configuration names.
+    """Load the task that a configuration names.
 
     Raises:
         ConfigError: a task's class cannot be imported.

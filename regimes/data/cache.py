@@ -30,22 +30,24 @@ UNREADABLE = (
 
 
 def data_root() -> Path:
-    """The folder of data sets: `$REGIMES_DATA`, else ``data/cache`` in the working directory."""
+    """Return the folder of data sets: `$REGIMES_DATA`, else ``data/cache`` in the working
+    directory."""
     return Path(os.environ.get("REGIMES_DATA") or Path("data", "cache"))
 
 
 def user_path(path: str) -> Path:
-    """A path of a configuration. Shells do not expand the ~ of ``--set data.path=~/pets``."""
+    """Expand the ~ in a path of a configuration, because shells do not expand the one of ``--set
+    data.path=~/pets``."""
     return Path(os.path.expanduser(path))
 
 
 def cache_root() -> Path:
-    """The folder of cached arrays: `$REGIMES_CACHE`, else `data_root()`."""
+    """Return the folder of cached arrays: `$REGIMES_CACHE`, else `data_root()`."""
     return Path(os.environ.get("REGIMES_CACHE") or data_root())
 
 
 def load_arrays(file: Path, names: Sequence[str]) -> list[np.ndarray] | None:
-    """The arrays of a file, or None if it is missing, damaged or not from `store_arrays`."""
+    """Load the arrays of a file; None if it is missing, damaged or not from `store_arrays`."""
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = [stored[name] for name in names]

@@ -22,7 +22,8 @@ from regimes.data.images import ImageBatches, Split
 
 @declare_reduction(SampleMean())
 def classification_loss(model: nn.Module, x: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of a batch, its targets mixed with a share of all classes alike."""
+    """Compute the mean cross-entropy of a batch, its targets mixed with a share of all classes
+    alike."""
     return F.cross_entropy(full_precision(model(x)), y, label_smoothing=smoothing)
 
 
@@ -50,7 +51,7 @@ FIRST = 1000  # images that a network may start from
 
 
 class ImageTask:
-    """Classification of images; the metric is the accuracy."""
+    """Classifies images; the metric is the accuracy."""
 
     metric = "accuracy"
     splits = True
@@ -129,7 +130,7 @@ class ImageTask:
     validate = partialmethod(_evaluate, "validation")
 
     def probe(self, batches: ImageBatches, world: World, size: int, batch: int) -> list[Batch]:
-        """The first images."""
+        """Return the first images, in batches."""
         own = task.probe_share(world, size, batch, self.size, "the training set")
         x, y = (t[own].to(batches.device) for t in (self.images.train_x, self.images.train_y))
         return task.split_batches(batches.normalise(x), y, batch)

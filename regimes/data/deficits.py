@@ -43,7 +43,8 @@ Targets = Int64[Tensor, " train"]
 
 @dataclass(frozen=True)
 class Deficit(Bounded):
-    """The base class, which changes nothing. ``windows`` are pairs ``[first, stop)`` of epochs."""
+    """Changes nothing: the base class of deficits. ``windows`` are pairs ``[first, stop)`` of
+    epochs."""
 
     bounds_prefix: ClassVar[str] = "deficit."
     windows: tuple[tuple[int, int], ...] = ()
@@ -54,7 +55,7 @@ class Deficit(Bounded):
 
     @property
     def requires(self) -> frozenset[str]:
-        """What it needs of a job (``capabilities``)."""
+        """Return what it needs of a job (``capabilities``)."""
         changes_updates = type(self).updates is not Deficit.updates
         return UNDECLARED if changes_updates else frozenset({NAMED_TASK})
 
@@ -62,21 +63,21 @@ class Deficit(Bounded):
         return in_windows(self.windows, epoch)
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
-        """The normalised images of the samples ``index``, changed."""
+        """Change the normalised images of the samples ``index``."""
         return x
 
     def labels(self, y: Targets, classes: int, seed: int) -> Targets:
-        """All training labels, changed."""
+        """Change all training labels."""
         return y
 
     def updates(self, updates: list[Tensor], seed: int, epoch: int, step: int) -> list[Tensor]:
-        """A step's aggregated updates, with the same change on every process."""
+        """Change a step's aggregated updates, in the same way on every process."""
         return updates
 
 
 @dataclass(frozen=True)
 class Blur(Deficit):
-    """Images averaged down by ``factor`` and resized back (Achille et al.)."""
+    """Averages images down by ``factor`` and resizes them back (Achille et al.)."""
 
     factor: Annotated[int, Bounds("at least 2", low=2)] = 4
 
@@ -90,7 +91,7 @@ class Blur(Deficit):
 
 @dataclass(frozen=True)
 class Flip(Deficit):
-    """Images upside down: a high-level deficit, which Achille et al. find harmless."""
+    """Turns images upside down: a high-level deficit, which Achille et al. find harmless."""
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
         return x.flip(2)
@@ -98,8 +99,8 @@ class Flip(Deficit):
 
 @dataclass(frozen=True)
 class OtherTask(Flip):
-    """Another task on the same samples: images upside down, each label replaced by
-    (label + ``by``) mod classes."""
+    """Sets another task on the same samples: images upside down, each label replaced by (label +
+    ``by``) mod classes."""
 
     by: Count = 3
 
@@ -109,7 +110,7 @@ class OtherTask(Flip):
 
 @dataclass(frozen=True)
 class ImageNoise(Deficit):
-    """White noise in place of the images: sensory deprivation."""
+    """Puts white noise in place of the images: sensory deprivation."""
 
     def inputs(self, x: Images, index: Index, seed: int, epoch: int) -> Images:
         bank = _noise_images(seed, x.shape[1:], x.dtype, x.device)
@@ -128,7 +129,7 @@ def _noise_images(
 
 @dataclass(frozen=True)
 class Labels(Deficit):
-    """A fixed random subset of the labels, the same in every epoch, replaced by random labels."""
+    """Replaces a fixed random subset of the labels, the same in every epoch, by random labels."""
 
     share: Annotated[float, Bounds("a share in (0, 1]", above=0, high=1)] = 1.0
 
@@ -141,7 +142,7 @@ class Labels(Deficit):
 
 @dataclass(frozen=True)
 class GradientNoise(Deficit):
-    """Gaussian noise on every update, of ``scale`` times its layer's root mean square."""
+    """Adds Gaussian noise to every update, of ``scale`` times its layer's root mean square."""
 
     scale: Positive = 1.0
 
@@ -159,5 +160,5 @@ class GradientNoise(Deficit):
 
 
 def make_deficit(table: dict[str, Any] | None) -> Deficit:
-    """The deficit of a configuration table; for None one that never acts."""
+    """Make the deficit of a configuration table; for None one that never acts."""
     return Deficit() if table is None else REGISTRY.make(table)

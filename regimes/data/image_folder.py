@@ -28,7 +28,7 @@ DEEP_MODES = {"F", "I", "I;16", "I;16B", "I;16L", "I;16N"}  # more than 8 bits: 
 
 
 class Arrays(NamedTuple):
-    """A data set as it was stored: 8-bit images and class numbers."""
+    """Holds a data set as it was stored: 8-bit images and class numbers."""
 
     train_x: UInt8[np.ndarray, "train c h w"]
     train_y: Int64[np.ndarray, " train"]
@@ -38,7 +38,7 @@ class Arrays(NamedTuple):
 
 
 class DecodedImage(NamedTuple):
-    """A decoded image and its place in the data set."""
+    """Holds a decoded image and its place in the data set."""
 
     place: ImagePlace
     pixels: UInt8[np.ndarray, "h w c"]  # one channel, or three
@@ -50,7 +50,7 @@ def load_tree(
     test_share: float | None = None,
     split_seed: int | None = None,
 ) -> Arrays:
-    """The images of a folder or an archive, from the cache if it has them.
+    """Load the images of a folder or an archive, from the cache if it has them.
 
     They are sorted by split, class and file name, so a folder and each archive of it are the same
     data. Of an archive's members with one name the last counts.
@@ -76,7 +76,14 @@ def load_tree(
         if stored := load_arrays(cached, Arrays._fields):
             train_x, train_y, test_x, test_y, classes = stored
             return Arrays(train_x, train_y, test_x, test_y, tuple(classes.tolist()))
-        arrays = _read_pictures(path, resize, test_share, split_seed or 0)
+        with unpack_images(path) as root:
+            files = find_images(root, nested=path.is_file())
+            places = split_places(files, nested=path.is_file())
+            places = places or plain_places(files, root, test_share, split_seed or 0)
+            order = sorted(places, key=lambda name: (places[name], name))
+            pixels = _decode_files([(name, files[name]) for name in order], resize)
+            pictures = [DecodedImage(places[n], one) for n, one in zip(order, pixels, strict=True)]
+            arrays = _assemble_arrays(pictures, root)
         classes = np.array(arrays.classes)
         store_arrays(cached, arrays._asdict() | {"classes": classes}, "decoded images")
         return arrays
@@ -104,17 +111,6 @@ def _fingerprint(path: Path, options: str) -> str:
 def _encoded(text: str) -> bytes:
     """A text with names of files, which need not be UTF-8."""
     return text.encode(errors="surrogateescape")
-
-
-def _read_pictures(path: Path, resize: int | None, test_share: float | None, seed: int) -> Arrays:
-    with unpack_images(path) as root:
-        files = find_images(root, nested=path.is_file())
-        places = split_places(files, nested=path.is_file())
-        places = places or plain_places(files, root, test_share, seed)
-        order = sorted(places, key=lambda name: (places[name], name))
-        pixels = _decode_files([(name, files[name]) for name in order], resize)
-        pictures = [DecodedImage(places[n], one) for n, one in zip(order, pixels, strict=True)]
-        return _assemble_arrays(pictures, root)
 
 
 def _decode_files(
@@ -185,14 +181,11 @@ def _assemble_arrays(pictures: list[DecodedImage], root: Path) -> Arrays:
                 "must have one size: set data.resize = 32, or another size."
             )
     channels = max(picture.pixels.shape[2] for picture in pictures)
-    train, test = (_stack_arrays(part, classes, channels) for part in parts.values())
-    return Arrays(*train, *test, classes)
-
-
-def _stack_arrays(
-    pictures: list[DecodedImage], classes: tuple[str, ...], channels: int
-) -> tuple[UInt8[np.ndarray, "n c h w"], Int64[np.ndarray, " n"]]:
-    """Contiguous arrays; in a set with colour, grey images get three equal channels."""
-    labels = np.array([classes.index(p.place.label) for p in pictures], dtype=np.int64)
-    pixels = [np.broadcast_to(p.pixels, (*p.pixels.shape[:2], channels)) for p in pictures]
-    return np.ascontiguousarray(np.stack(pixels).transpose(0, 3, 1, 2)), labels
+    arrays: list[np.ndarray] = []
+    for part in parts.values():
+        # in a set with colour, grey images get three equal channels
+        wide = [np.broadcast_to(p.pixels, (*p.pixels.shape[:2], channels)) for p in part]
+        arrays.append(np.ascontiguousarray(np.stack(wide).transpose(0, 3, 1, 2)))
+        labels = [classes.index(picture.place.label) for picture in part]
+        arrays.append(np.array(labels, dtype=np.int64))
+    return Arrays(*arrays, classes)

@@ -21,7 +21,7 @@ SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validati
 
 
 class ImagePlace(NamedTuple):
-    """Where an image stands in the data set."""
+    """Says where an image stands in the data set."""
 
     split: str
     label: str
@@ -29,7 +29,7 @@ class ImagePlace(NamedTuple):
 
 
 def split_places(names: Iterable[str], nested: bool) -> dict[str, ImagePlace]:
-    """The places of the images below ``train/<class>/`` and ``test/<class>/``, by name.
+    """Return the places of the images below ``train/<class>/`` and ``test/<class>/``, by name.
 
     Args:
         nested: the two may lie in further folders, as in many archives.
@@ -46,7 +46,8 @@ def split_places(names: Iterable[str], nested: bool) -> dict[str, ImagePlace]:
 def plain_places(
     names: Collection[str], root: Path, test_share: float | None, seed: int
 ) -> dict[str, ImagePlace]:
-    """The place of each image of a plain tree, by name; folders that hold all images are no class.
+    """Choose the place of each image of a plain tree, by name; folders that hold all images are no
+    class.
 
     Raises:
         DataError: a class has no two images, images lie outside class folders, or these are
@@ -86,10 +87,10 @@ def plain_places(
     places = {}
     for label, members in classes.items():
         tests = min(max(1, round((test_share or TEST_SHARE) * len(members))), len(members) - 1)
-        for i, name in enumerate(sorted(members, key=lambda name: _hash(seed, below[name]))):
+        hashes = {
+            name: hashlib.sha256(f"{seed}\0{below[name]}".encode(errors="surrogateescape")).digest()
+            for name in members
+        }
+        for i, name in enumerate(sorted(members, key=hashes.__getitem__)):
             places[name] = ImagePlace("test" if i < tests else "train", label, below[name])
     return places
-
-
-def _hash(seed: int, name: str) -> bytes:
-    return hashlib.sha256(f"{seed}\0{name}".encode(errors="surrogateescape")).digest()

@@ -36,7 +36,7 @@ CIFAR_MEAN, CIFAR_STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)  # the paper's, o
 
 @dataclass(frozen=True)
 class Images:
-    """One data set. Any prefix of a split holds the classes in equal shares."""
+    """Holds one data set. Any prefix of a split holds the classes in equal shares."""
 
     train_x: UInt8[Tensor, "train c h w"]
     train_y: Int64[Tensor, " train"]
@@ -50,14 +50,14 @@ class Images:
     validation: tuple[UInt8[Tensor, "held c h w"], Int64[Tensor, " held"]] | None = None
 
     def with_test_on(self, device: torch.device) -> Images:
-        """A copy with the test and validation tensors on a device."""
+        """Copy it, with the test and validation tensors on a device."""
         held = self.validation and (self.validation[0].to(device), self.validation[1].to(device))
         test_x, test_y = self.test_x.to(device), self.test_y.to(device)
         return replace(self, test_x=test_x, test_y=test_y, validation=held)
 
 
 def load_images(config: DataConfig) -> Images:
-    """The data set of a configuration, cut to its sizes and pooled, or DataError."""
+    """Load the data set of a configuration, cut to its sizes and pooled, or raise DataError."""
     raw = read_images(config)
     config, classes = limit_sizes(config, raw), len(raw.classes)
 
@@ -123,7 +123,7 @@ def _channel_statistics(x: UInt8[Tensor, "n c h w"]) -> tuple[tuple[float, ...],
 
 
 class Normaliser:
-    """8-bit images to ``(x / 255 - mean) / std`` in the model's dtype and memory format.
+    """Turns 8-bit images into ``(x / 255 - mean) / std`` in the model's dtype and memory format.
 
     Types narrower than float32 are rounded once, at the end.
     """
@@ -148,7 +148,8 @@ class Normaliser:
 
 
 class ImageBatches(Shuffled):
-    """The training batches of a run: which samples each worker sees at each step of each epoch."""
+    """Gives the training batches of a run: which samples each worker sees at each step of each
+    epoch."""
 
     unit = "images"
 
@@ -182,7 +183,7 @@ class ImageBatches(Shuffled):
         self._set(batch_size)
 
     def crops(self, epoch: int) -> Int64[Tensor, "3 n"]:
-        """Row offset, column offset (0..8) and flip (0 or 1) of each sample, on the CPU."""
+        """Draw row offset, column offset (0..8) and flip (0 or 1) of each sample, on the CPU."""
         generator, n = make_generator(self.seed, "augment", epoch), len(self.y)
         offsets = torch.randint(0, 2 * PADDING + 1, (2, n), generator=generator)
         return torch.cat([offsets, torch.randint(0, 2, (1, n), generator=generator)])
@@ -190,7 +191,7 @@ class ImageBatches(Shuffled):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Float[Tensor, "L b c h w"], Int64[Tensor, "L b"]]]:
-        """The batches of the hosted `workers`, from step `start` on.
+        """Yield the batches of the hosted `workers`, from step `start` on.
 
         For ``workers=range(W)``, ``x.transpose(0, 1).flatten(0, 1)`` is the global batch in the
         order of the permutation, and a view.
@@ -202,17 +203,17 @@ class ImageBatches(Shuffled):
         labels = self.deficit_y if has_deficit else self.y
         for step in range(start, self.steps):
             index = self._union(order, step)[:, hosted]  # [b, L]
-            x = self.normalise(self._gather(index.flatten(), crops))
+            samples = index.flatten()
+            if crops is None:
+                pixels = self.x.index_select(0, samples)
+            else:
+                row, column, flip = crops[:, samples]
+                cut = self.x[samples, row, column]
+                pixels = torch.where(flip.bool()[:, None, None, None], cut.flip(-1), cut)
+            x = self.normalise(pixels)
             if has_deficit:
-                x = self.deficit.inputs(x, index.flatten(), self.seed, epoch)
+                x = self.deficit.inputs(x, samples, self.seed, epoch)
             yield x.unflatten(0, index.shape).transpose(0, 1), labels[index].transpose(0, 1)
-
-    def _gather(self, index: Tensor, crops: Tensor | None) -> UInt8[Tensor, "n c h w"]:
-        if crops is None:
-            return self.x.index_select(0, index)
-        row, column, flip = crops[:, index]
-        x = self.x[index, row, column]
-        return torch.where(flip.bool()[:, None, None, None], x.flip(-1), x)
 
 
 def evaluation_batches(

@@ -49,7 +49,8 @@ BITS = "bits per byte"
 
 
 class NextWord:
-    """Mean cross-entropy of the next words, in nats; a `reduction.CarryingLoss` loss."""
+    """Computes the mean cross-entropy of the next words, in nats; a `reduction.CarryingLoss`
+    loss."""
 
     reduction = SampleMean()  # samples of a batch are equally long
 
@@ -61,7 +62,7 @@ class NextWord:
     def carry(
         self, model: nn.Module, x: Int64[Tensor, "b time"], y: Int64[Tensor, "b time"], hidden: Any
     ) -> tuple[Float[Tensor, ""], Any]:
-        """The loss and the next state, detached; ``hidden`` None is a state of zeros."""
+        """Return the loss and the next state, detached; ``hidden`` None is a state of zeros."""
         logits, hidden = model(x, hidden)
         loss = F.cross_entropy(full_precision(logits).flatten(0, 1), y.flatten())
         return loss, hidden and tuple(state.detach() for state in hidden)
@@ -79,7 +80,7 @@ def _perplexity(loss: float) -> float:
 
 
 class TextTask:
-    """Language modelling; the metric is the bits per byte, or the perplexity of words."""
+    """Models language; the metric is the bits per byte, or the perplexity of words."""
 
     def __init__(self, config: RunConfig) -> None:
         _check_options(config)
@@ -173,7 +174,7 @@ class TextTask:
     def probe(
         self, batches: Streams | TokenWindows, world: World, size: int, batch: int
     ) -> list[Batch]:
-        """Windows of ``data.sequence`` tokens at equal distances over the training text."""
+        """Return windows of ``data.sequence`` tokens at equal distances over the training text."""
         count, source = self._windows(), f"the training text in windows of {self.sequence} tokens"
         own = task.probe_share(world, size, batch, count, source)
         return self._take((torch.arange(size) * count // size)[own], batch, batches)
@@ -181,7 +182,7 @@ class TextTask:
     def samples(
         self, batches: Streams | TokenWindows, seed: int, epoch: int, count: int, batch: int
     ) -> list[Batch]:
-        """Windows of ``data.sequence`` tokens that do not overlap."""
+        """Draw windows of ``data.sequence`` tokens that do not overlap."""
         what = f"windows of {self.sequence} tokens"
         windows = task.draw_distinct(seed, epoch, count * batch, self._windows(), what)
         return self._take(windows, batch, batches)

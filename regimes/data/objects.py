@@ -56,8 +56,8 @@ def _read_logits(output: Any) -> Tensor:
 
 
 def usual_loss(output: Any, target: Tensor) -> Float[Tensor, ""]:
-    """Mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, with the classes on the last
-    axis of the output, or the mean squared error of real targets.
+    """Compute the mean cross-entropy of classes ``[b]`` or tokens ``[b, time]``, with the classes
+    on the last axis of the output, or the mean squared error of real targets.
 
     Raises:
         ValueError: output and targets have axes in another order, so that it would pair crosswise.
@@ -102,13 +102,8 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 
 def accuracy(output: Any, target: Tensor) -> Float[Tensor, ""]:
-    """The share of samples with the largest output at their class."""
+    """Compute the share of samples with the largest output at their class."""
     return (_read_logits(output).argmax(-1) == target).double().mean()
-
-
-def _is_cross_entropy(loss: Loss | None) -> bool:
-    """Is it the cross-entropy of classes, as torch computes it?"""
-    return loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def _recorded_name(function: Callable[..., Any] | None) -> str | None:
@@ -145,7 +140,7 @@ def _call_function(what: str, function: Callable[..., Any], *given: Any) -> Any:
 
 
 class ObjectBatches(Shuffled):
-    """The training batches, in a new order each epoch."""
+    """Gives the training batches, in a new order each epoch."""
 
     unit = "samples"
 
@@ -160,7 +155,7 @@ class ObjectBatches(Shuffled):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets ``[L, b, ...]``. Random numbers of a data set that augments its
+        """Yield inputs and targets ``[L, b, ...]``. Random numbers of a data set that augments its
         samples, by torch, numpy or Python's ``random``, depend on the seed, the epoch, the step and
         the worker alone."""
         order = self.order(epoch)
@@ -176,7 +171,7 @@ class ObjectBatches(Shuffled):
             yield self.moved(x), self.moved(y)
 
     def moved(self, numbers: Tensor) -> Tensor:
-        """Numbers on the device, floating-point ones in the run's dtype."""
+        """Move numbers to the device, floating-point ones in the run's dtype."""
         dtype = self.dtype if numbers.is_floating_point() else numbers.dtype
         return numbers.to(self.device, dtype)
 
@@ -193,7 +188,7 @@ class _Repeated(nn.Module):
 
 
 class ObjectLoss:
-    """A loss of the model's output and the targets, as one of the model and a batch.
+    """Makes a loss of the model and a batch from one of the model's output and the targets.
 
     Attributes:
         reduction: how it joins the terms of a batch.
@@ -210,7 +205,7 @@ class ObjectLoss:
 def own_task(
     model: Any, train: Any, test: Any, loss: Any, metric: Any, loss_weight: Any
 ) -> ObjectTask:
-    """The task of what a user has passed.
+    """Make the task of what a user has passed.
 
     Raises:
         ConfigError: a loss, metric or weight that is none.
@@ -226,7 +221,7 @@ def own_task(
 
 
 class ObjectTask:
-    """A user's model, data, loss and metric.
+    """Trains a user's model on a user's data, with a user's loss and metric.
 
     Attributes:
         outputs: the last dimension of the model's output.
@@ -255,7 +250,8 @@ class ObjectTask:
         self.loss: TaskLoss = self._joined
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         whole = not target.is_floating_point()  # classes or tokens
-        self.classified = whole and (loss is None or _is_cross_entropy(loss))
+        cross_entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+        self.classified = whole and (loss is None or cross_entropy)
         usual = metric is None and self.classified and target.ndim == 1
         self.measured = accuracy if usual else metric
         plain = getattr(self.measured, "__name__", "metric")
@@ -278,7 +274,7 @@ class ObjectTask:
         }
 
     def build(self, config: RunConfig) -> nn.Module:
-        """A copy of the module, or what the function returns under the run's seed."""
+        """Copy the module, or call the function under the run's seed."""
         if isinstance(self.model, nn.Module):
             model = copy_model(self.model)
         else:
@@ -333,9 +329,9 @@ class ObjectTask:
         return found
 
     def is_sample_mean(self, model: nn.Module) -> bool:
-        """Is the loss of any training samples the mean of their losses? Torch and the user are
-        believed; any other loss is tried on all targets, where these are tensors, because a few
-        samples need not have the ones that it leaves out."""
+        """Answer whether the loss of any training samples is the mean of their losses. Torch and
+        the user are believed; any other loss is tried on all targets, where these are tensors,
+        because a few samples need not have the ones that it leaves out."""
         if self._stated or not isinstance(self._joined.reduction, SampleMean):
             return isinstance(self._joined.reduction, SampleMean)
         if self.train.tensors is None:
@@ -485,9 +481,9 @@ class ObjectTask:
         dtype: torch.dtype,
         evaluators: Evaluators = task.ALONE,
     ) -> tuple[float, float]:
-        """The loss of all test samples as of one batch, and the metric. A metric of a user is of
-        all samples at once where outputs are tensors, else a mean of batches by their samples; a
-        loss that batches do not give is of all at once."""
+        """Return the loss of all test samples as of one batch, and the metric. A metric of a user
+        is of all samples at once where outputs are tensors, else a mean of batches by their
+        samples; a loss that batches do not give is of all at once."""
         model.eval()
         sums: dict[int, Tensor] = {}
         kept: list[Batch] = []
@@ -548,7 +544,8 @@ class ObjectTask:
         raise DataError("no samples are held out for validation: pass them as test_data")
 
     def probe(self, batches: ObjectBatches, world: World, size: int, batch: int) -> list[Batch]:
-        """Samples at equal distances; what each batch draws at random depends on the seed alone."""
+        """Return samples at equal distances; what each batch draws at random depends on the seed
+        alone."""
         own = task.probe_share(world, size, batch, self.size, "the training set")
         parts = (torch.arange(size) * self.size // size)[own].split(batch)
         first = own.start // batch

@@ -20,7 +20,7 @@ DIGESTED = 256  # samples of a data set, of which the digest is made
 
 
 class Samples:
-    """A map-style data set, or two tensors or arrays.
+    """Gives the samples of a map-style data set, or of two tensors or arrays.
 
     Attributes:
         tensors: inputs and targets of all samples, where they are tensors; else None.
@@ -52,7 +52,7 @@ class Samples:
         require(self.count > 0, name, self.count, "at least one sample")
 
     def take(self, index: Int64[Tensor, " n"], seed: int = 0) -> Batch:
-        """Inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples.
+        """Return inputs ``[n, ...]`` and targets ``[n, ...]`` of some samples.
 
         Args:
             seed: of the random numbers of a data set that augments its samples.
@@ -60,21 +60,22 @@ class Samples:
         return self.take_each([(index, seed)])[0]
 
     def take_each(self, wanted: Sequence[tuple[Int64[Tensor, " n"], int]]) -> list[Batch]:
-        """Several times `take`, of samples and a seed. The global random streams go on as if
-        nothing had been drawn."""
+        """Do several times `take`, each of some samples and a seed. The global random streams go on
+        as if nothing had been drawn."""
         if self.tensors is not None:
             x, y = self.tensors
             return [(x[index], y[index]) for index, _ in wanted]
+        batches: list[Batch] = []
         with preserve_streams():
-            return [self._stack(index, seed) for index, seed in wanted]
-
-    def _stack(self, index: Int64[Tensor, " n"], seed: int) -> Batch:
-        seed_streams(seed)
-        items = [self._item(i) for i in index.tolist()]
-        try:
-            return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
-        except RuntimeError as error:
-            raise DataError(f"the samples of {self.name} differ in shape: {error}") from None
+            for index, seed in wanted:
+                seed_streams(seed)
+                inputs, targets = zip(*map(self._item, index.tolist()), strict=True)
+                try:
+                    batches.append((torch.stack(inputs), torch.stack(targets)))
+                except RuntimeError as error:
+                    why = f"the samples of {self.name} differ in shape: {error}"
+                    raise DataError(why) from None
+        return batches
 
     def _item(self, number: int) -> Batch:
         """One sample: a pair, or a mapping with the tokens of a causal language model."""
@@ -117,13 +118,14 @@ class Samples:
         return tokens[:-1], targets[1:]
 
     def some(self) -> Batch:
-        """`DIGESTED` samples at equal distances."""
+        """Take `DIGESTED` samples at equal distances."""
         index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
         return self.take(index)
 
     def varied(self, count: int) -> Batch:
-        """Up to ``count`` samples: at equal distances, and where targets are tensors half of them
-        chosen to differ in their targets, so that classes, ignored targets and masks are seen."""
+        """Take up to ``count`` samples at equal distances and, where targets are tensors, half as
+        many again that are chosen to differ in their targets, so that classes, ignored targets and
+        masks are seen."""
         step = max(1, -(-self.count // count))
         index = torch.arange(0, self.count, step)
         if self.tensors is not None:
@@ -132,12 +134,12 @@ class Samples:
         return self.take(index)
 
     def has(self, target: int) -> bool:
-        """Is it among the targets, as far as is known? Of a data set that need not be so, it may
-        be."""
+        """Answer whether a number is among the targets, as far as is known; of a data set that is
+        not of tensors it may be."""
         return self.tensors is None or bool((self.tensors[1] == target).any())
 
     def digest(self) -> str:
-        """SHA-256 of the number of samples, and of `some`."""
+        """Compute SHA-256 of the number of samples, and of `some`."""
         digest = hashlib.sha256(str(self.count).encode())
         for part in self.some():
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -26,7 +26,7 @@ CIFAR_FOLDERS = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python
 
 
 class Availability(NamedTuple):
-    """One row of `regimes doctor`."""
+    """Holds one row of `regimes doctor`."""
 
     name: str
     available: bool
@@ -34,7 +34,7 @@ class Availability(NamedTuple):
 
 
 def read_images(config: DataConfig) -> Arrays:
-    """The complete data set of a configuration, as it is stored."""
+    """Read the complete data set of a configuration, as it is stored."""
     sources = dict(zip(IMAGES, (_read_digits, _read_cifar, _read_cifar, _read_folder), strict=True))
     known = (*sources, *TEXTS)
     if config.name not in sources:
@@ -51,7 +51,7 @@ def read_images(config: DataConfig) -> Arrays:
 
 
 def find_data(root: str | Path | None = None) -> list[Availability]:
-    """The data sets available under `root` (default: `data_root` and `cache_root`)."""
+    """List the data sets available under `root` (default: `data_root` and `cache_root`)."""
     base = Path(root) if root else data_root()
     text, decoded = base / "wikitext-2", Path(root) if root else cache_root()
     return [
@@ -84,7 +84,7 @@ def _read_folder(config: DataConfig) -> Arrays:
 
 
 def limit_sizes(config: DataConfig, raw: Arrays) -> DataConfig:
-    """A configuration without sizes that exceed a user's folder; a warning names them."""
+    """Take sizes out of a configuration that exceed a user's folder; a warning names them."""
     if config.name != "folder":
         return config
     train = len(raw.train_y) - (config.validation_size or 0)
@@ -122,7 +122,7 @@ def _read_cifar(config: DataConfig) -> Arrays:
 
 @contextmanager
 def one_at_a_time(root: Path) -> Iterator[None]:
-    """A lock between processes: the first one downloads, the others wait and use its files."""
+    """Hold a lock between processes: the first one downloads, the others wait and use its files."""
     import fcntl
 
     root.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def one_at_a_time(root: Path) -> Iterator[None]:
 
 
 def torchvision_datasets() -> Any:
-    """`torchvision.datasets`, even if torchvision was compiled against another torch.
+    """Import `torchvision.datasets`, even if torchvision was compiled against another torch.
 
     PyPI's torchvision cannot load its compiled operators on a CPU-only torch, and its import fails
     where it describes two of them. Declaring these two lets the import pass; they are never called.
@@ -151,7 +151,8 @@ def torchvision_datasets() -> Any:
 
 
 def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> np.ndarray:
-    """Indices in a fixed random order that takes the classes in turn: any prefix is balanced.
+    """Return indices in a fixed random order that takes the classes in turn: any prefix is
+    balanced.
 
     The order depends on the class numbers `y` [n] and on `what`, the split's name, not on a run's
     seed. DataError unless a prefix of `size` can hold the classes in shares equal to within 1.
@@ -170,7 +171,8 @@ def balanced_order(y: np.ndarray, classes: int, size: int | None, what: str) -> 
 
 
 def hold_out(y: np.ndarray, classes: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(training, validation): indices of a training set ``y`` [n]; ``size`` are held out.
+    """Divide a training set ``y`` [n] into (training, validation), as indices; ``size`` are held
+    out.
 
     The last of each class in the order of `balanced_order` are held out: they depend neither on the
     seed nor on the training size, and a training subset is the same with and without validation.

@@ -41,7 +41,7 @@ EXCLUDED = {
 
 @dataclass(frozen=True)
 class Parts:
-    """A text in three parts, and entries for the record's header on its source."""
+    """Holds a text in three parts, and entries for the record's header on its source."""
 
     train: bytes
     validation: bytes
@@ -50,7 +50,7 @@ class Parts:
 
 
 def read_text(config: DataConfig) -> Parts:
-    """The complete text of a configuration.
+    """Read the complete text of a configuration.
 
     Raises:
         DataError: it is missing, empty or cannot be read.
@@ -134,7 +134,7 @@ def _split_in_order(files: Iterable[Path], root: Path) -> list[Path]:
 
 
 def by_file(contents: list[bytes], facts: dict[str, Any]) -> Parts:
-    """Three or more files in three parts of at least one file."""
+    """Divide three or more files into three parts of at least one file."""
     least, parts, end = sum(map(len, contents)) / SHARE, [], 0
     for parts_left in (2, 1):
         start, size = end, 0

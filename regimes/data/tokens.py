@@ -36,7 +36,8 @@ BLOCK = 2**16  # characters that are encoded at once
 
 @dataclass(frozen=True)
 class Corpus:
-    """
+    """Holds a text as numbers of tokens.
+
     Attributes:
         train, test, validation: token numbers, of any integer type.
         words: number -> printable token.
@@ -54,7 +55,7 @@ class Corpus:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def with_test_on(self, device: torch.device) -> Corpus:
-        """A copy with all tensors but ``train`` on a device."""
+        """Copy it, with all tensors but ``train`` on a device."""
         tensors = {name: getattr(self, name) for name in ("test", "validation", "lengths")}
         return replace(self, **{k: t.to(device) for k, t in tensors.items() if t is not None})
 
@@ -66,7 +67,7 @@ def make_corpus(
     lengths: Int64[Tensor, " words"] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Corpus:
-    """The corpus of some parts, each cut to its configured size in tokens; without
+    """Make the corpus of some parts, each cut to its configured size in tokens; without
     ``data.validation_size`` there is no validation part.
 
     Raises:
@@ -98,7 +99,7 @@ def _first(ids: Integer[Tensor, " n"], size: int | None, split: Split) -> Intege
 
 
 def load_tokens(config: DataConfig) -> Corpus:
-    """The text of a configuration as tokens, cut to its sizes.
+    """Load the text of a configuration as tokens, cut to its sizes.
 
     Raises:
         ConfigError: byte pairs without the package tokenizers, or a vocabulary of at most 256.

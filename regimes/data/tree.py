@@ -11,7 +11,7 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from regimes.records.archive import Member, filter_member, scratch_folder
@@ -32,7 +32,7 @@ def _is_image(name: str) -> bool:
 
 @contextmanager
 def unpack_images(path: Path) -> Iterator[Path]:
-    """A folder itself; of an archive, a scratch folder with its content.
+    """Yield a folder itself; of an archive, a scratch folder with its content.
 
     Raises:
         cache.UNREADABLE: the archive is truncated, damaged or none.
@@ -52,7 +52,10 @@ def _extract_archive(archive: Path, root: Path) -> None:
     if archive.suffix.lower() == ".zip":
         with zipfile.ZipFile(archive) as content:
             for info in content.infolist():
-                info.filename = _zip_name(info)
+                # Many programs write UTF-8 without the flag that says so, and `zipfile` then
+                # decodes it as DOS letters.
+                with suppress(UnicodeError):  # it has the flag, or really is DOS
+                    info.filename = info.filename.encode("cp437").decode()
                 if info.is_dir() or _is_image(info.filename):
                     check_size(info.filename, info.file_size)
                     content.extract(info, root)
@@ -65,15 +68,6 @@ def _extract_archive(archive: Path, root: Path) -> None:
 def check_size(name: str, size: int) -> None:
     if size > LARGEST_IMAGE:
         raise OSError(f"{name} is too large for an image: {size} bytes")
-
-
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """A member's name. Many programs write UTF-8 without the flag that says so, and `zipfile` then
-    decodes it as DOS letters."""
-    try:
-        return info.filename.encode("cp437").decode()
-    except UnicodeError:  # flagged as UTF-8, or really DOS
-        return info.filename
 
 
 def _checked(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo | None:
@@ -99,7 +93,7 @@ def _check_end(tar: tarfile.TarFile) -> None:
 
 
 def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
-    """The images of a folder by name, links followed: those in ``train/<class>/`` and
+    """Find the images of a folder by name, links followed: those in ``train/<class>/`` and
     ``test/<class>/``, or all images if these have none.
 
     Args:
@@ -118,7 +112,8 @@ def find_images(root: Path, nested: bool = False) -> dict[str, Path]:
 
 
 def subfolders(parent: Path) -> list[Path]:
-    """Raises OSError for a link that leads nowhere, which might be a class."""
+    """List the visible folders in a folder, sorted. Raises OSError for a link that leads nowhere,
+    which might be a class."""
     visible = sorted(entry for entry in parent.iterdir() if not _is_hidden(entry.name))
     return [entry for entry in visible if stat.S_ISDIR(entry.stat().st_mode)]
 

@@ -34,7 +34,7 @@ EOS, UNK = "<eos>", "<unk>"
 
 
 def load_wikitext(config: DataConfig) -> Corpus:
-    """The corpus of a configuration, cut to its sizes in tokens, or DataError."""
+    """Load the corpus of a configuration, cut to its sizes in tokens, or raise DataError."""
     files = {"train": STANDARD["train"], "test": STANDARD["test"]}
     if config.validation_size is not None:
         files["validation"] = STANDARD["validation"]
@@ -59,7 +59,8 @@ def load_wikitext(config: DataConfig) -> Corpus:
 
 
 def count_words(tokens: Sequence[str], size: int | None = None) -> tuple[str, ...]:
-    """``<unk>`` and ``<eos>``, then all words, most frequent first, ties in the order of the text.
+    """List ``<unk>`` and ``<eos>``, then all words, most frequent first, ties in the order of the
+    text.
 
     Args:
         size: entries to keep, these two included; others become ``<unk>``. None keeps all, and

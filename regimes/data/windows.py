@@ -23,7 +23,7 @@ Ids = Integer[Tensor, "streams time"]
 
 
 def cut_streams(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids]:
-    """Inputs and targets of equal consecutive streams of a text, as views.
+    """Cut a text into equal consecutive streams; returns inputs and targets, as views.
 
     Each token but the first and the last (n - 1) mod ``streams`` is a target once; a stream's last
     target is the next stream's first input.
@@ -35,9 +35,9 @@ def cut_streams(ids: Integer[Tensor, " tokens"], streams: int) -> tuple[Ids, Ids
 
 @dataclass(eq=False)
 class Streams(task.Batches):
-    """Truncated backpropagation through time: W x b equal streams of one text, ``sequence`` tokens
-    a step. Worker w reads the streams w, w + W, w + 2 W, ..., from the start in every epoch.
-    """
+    """Gives batches for truncated backpropagation through time: W x b equal streams of one text,
+    ``sequence`` tokens a step. Worker w reads the streams w, w + W, w + 2 W, ..., from the start in
+    every epoch."""
 
     ids: Int64[Tensor, " tokens"]
     sequence: int
@@ -65,7 +65,7 @@ class Streams(task.Batches):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Int64[Tensor, "L b time"], Int64[Tensor, "L b time"]]]:
-        """The windows of the hosted `workers`, from step `start` on; the last may be short.
+        """Yield the windows of the hosted `workers`, from step `start` on; the last may be short.
 
         For ``workers=range(W)``, ``x.transpose(0, 1).flatten(0, 1)`` is all streams in the order of
         the text, and a view.
@@ -82,7 +82,7 @@ class Streams(task.Batches):
 
 @dataclass(eq=False)
 class TokenWindows(task.Shuffled):
-    """Windows of ``sequence`` tokens, each read from an empty context, n = (tokens - 1) //
+    """Gives windows of ``sequence`` tokens, each read from an empty context, n = (tokens - 1) //
     ``sequence`` of them in an epoch.
 
     - "contiguous": the text cut into n windows; the order of epoch e is one permutation, from the
@@ -110,7 +110,7 @@ class TokenWindows(task.Shuffled):
         self._set(self.batch_size)
 
     def offsets(self, epoch: int) -> Int64[Tensor, " n"]:
-        """The first token of each window of an epoch, on the CPU."""
+        """Return the first token of each window of an epoch, on the CPU."""
         if self.layout == "contiguous":
             return self.order(epoch) * self.sequence
         key = epoch if self.reshuffle else 0
@@ -120,7 +120,7 @@ class TokenWindows(task.Shuffled):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Int64[Tensor, "L b time"], Int64[Tensor, "L b time"]]]:
-        """The windows of the hosted `workers`, as in ``data.images.ImageBatches.epoch``."""
+        """Yield the windows of the hosted `workers`, as ``data.images.ImageBatches.epoch`` does."""
         firsts = self.offsets(epoch).to(self.device)
         hosted = torch.tensor(list(workers), device=self.device)
         for step in range(start, self.steps):
@@ -130,7 +130,7 @@ class TokenWindows(task.Shuffled):
 
 
 def count_windows(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
-    """The number of consecutive windows of a training text; DataError if there is none."""
+    """Count the consecutive windows of a training text; DataError if there is none."""
     if len(ids) <= sequence:
         raise DataError(
             f"the training text of {len(ids)} tokens has no window of data.sequence = {sequence} "
@@ -142,7 +142,7 @@ def count_windows(ids: Integer[Tensor, " tokens"], sequence: int) -> int:
 def take_windows(
     ids: Integer[Tensor, " tokens"], firsts: Int64[Tensor, " n"], sequence: int
 ) -> tuple[Int64[Tensor, "n sequence"], Int64[Tensor, "n sequence"]]:
-    """Inputs and targets of the windows that start at ``firsts``, copied."""
+    """Copy inputs and targets of the windows that start at ``firsts``."""
     index = firsts[:, None] + torch.arange(sequence, device=firsts.device)
     return ids[index].long(), ids[index + 1].long()
 
@@ -150,8 +150,8 @@ def take_windows(
 def cover_text(
     ids: Integer[Tensor, " tokens"], sequence: int, batch: int
 ) -> Iterator[tuple[Int64[Tensor, "b time"], Int64[Tensor, "b time"]]]:
-    """Inputs and targets of windows that cover a text, in batches: each token but the first is a
-    target once. The last window may be short."""
+    """Yield inputs and targets of windows that cover a text, in batches: each token but the first
+    is a target once. The last window may be short."""
     full = (len(ids) - 1) // sequence
     firsts = torch.arange(full, device=ids.device) * sequence
     for part in firsts.split(batch) if full else ():

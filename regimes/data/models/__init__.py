@@ -87,7 +87,7 @@ def build_model(
     sequence: int | None = None,
     **choices: Any,
 ) -> nn.Module:
-    """The network of that name, or what the callable ``package.module:callable`` returns.
+    """Build the network of that name, or call ``package.module:callable``.
 
     `choices`, the other fields of `ModelConfig`, are passed on unless they are None,
     `sequence` if the builder has such a parameter.
@@ -116,7 +116,7 @@ def build_model(
 
 
 def input_kind(name: str) -> str:
-    """What a network or a callable takes, by its attribute: "text" or "images"."""
+    """Say what a network or a callable takes, by its attribute: "text" or "images"."""
     return "text" if getattr(_find_builder(name), "text", False) else "images"
 
 

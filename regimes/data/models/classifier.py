@@ -12,9 +12,8 @@ Features = Float[Tensor, "batch features rows columns"]
 
 
 class Classifier(nn.Module):
-    """A stem, blocks that leave ``features`` channels, their mean over the image (with dropout, if
-    any) and a linear layer. Takes images of any size.
-    """
+    """Classifies images of any size: a stem, blocks that leave ``features`` channels, their mean
+    over the image (with dropout, if any) and a linear layer."""
 
     def __init__(
         self, stem: nn.Module, blocks: nn.Module, features: int, classes: int, dropout: float = 0.0
@@ -31,7 +30,7 @@ class Classifier(nn.Module):
 def conv_unit(
     channels: int, width: int, kernel: int = 3, stride: int = 1, bias: bool = True
 ) -> nn.Sequential:
-    """relu(bn(conv(x))); output height and width are the input's divided by ``stride``."""
+    """Make relu(bn(conv(x))); output height and width are the input's divided by ``stride``."""
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=bias)
     return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 
@@ -39,8 +38,8 @@ def conv_unit(
 def list_blocks(
     block: Callable[[int, int, int], nn.Module], features: int, widths: Sequence[int], count: int
 ) -> list[nn.Module]:
-    """``count`` blocks (input channels, output channels, stride) of each width; each stage but the
-    first halves the image."""
+    """Make ``count`` blocks (input channels, output channels, stride) of each width; each stage but
+    the first halves the image."""
     layers = []
     for stage, width in enumerate(widths):
         for i in range(count):

@@ -20,7 +20,7 @@ BOTTLENECK = 4  # width of the 1x1 convolution, in multiples of the growth
 
 
 class DenseLayer(nn.Module):
-    """x with ``growth`` channels appended: conv3x3(relu(bn(conv1x1(relu(bn(x))))))."""
+    """Appends ``growth`` channels to x: conv3x3(relu(bn(conv1x1(relu(bn(x))))))."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -35,22 +35,19 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.conv2(functional.relu(self.bn2(y)))], dim=1)
 
 
-def _make_transition(channels: int, features: int) -> nn.Sequential:
-    """Halves the image: mean2x2(conv1x1(relu(bn(x))))."""
-    conv = nn.Conv2d(channels, features, 1, bias=False)
-    return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), conv, nn.AvgPool2d(2))
-
-
 def densenet121(*, classes: int, channels: int, image_size: int, width: int = 24) -> Classifier:
-    """1,000,618 parameters for 10 classes, 1,035,268 for 100; the growth is half the width."""
+    """Build DenseNet-121, with 1,000,618 parameters for 10 classes and 1,035,268 for 100; the
+    growth is half the width."""
     require(width % 2 == 0, "model.width", width, "an even one: DenseNet grows by half its width")
     require(image_size >= 8, "data.image_size", image_size, "at least 8, halved 3 times")
     growth, features = width // 2, width
     stem = nn.Conv2d(channels, width, 3, padding=1, bias=False)
     blocks: list[nn.Module] = []
     for stage, count in enumerate(BLOCKS):
-        if stage > 0:
-            blocks.append(_make_transition(features, features // 2))
+        if stage > 0:  # a transition that halves the image: mean2x2(conv1x1(relu(bn(x))))
+            narrow = nn.Conv2d(features, features // 2, 1, bias=False)
+            halve = (nn.BatchNorm2d(features), nn.ReLU(), narrow, nn.AvgPool2d(2))
+            blocks.append(nn.Sequential(*halve))
             features //= 2
         for _ in range(count):
             blocks.append(DenseLayer(features, growth))

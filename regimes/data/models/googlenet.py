@@ -30,7 +30,7 @@ INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, after the po
 
 
 class Inception(nn.Module):
-    """Four branches side by side: 1x1; 1x1, 3x3; 1x1, 3x3, 3x3; 3x3 max-pool, 1x1."""
+    """Computes four branches side by side: 1x1; 1x1, 3x3; 1x1, 3x3, 3x3; 3x3 max-pool, 1x1."""
 
     def __init__(self, channels: int, widths: list[int]) -> None:
         super().__init__()
@@ -51,7 +51,8 @@ class Inception(nn.Module):
 def googlenet(
     *, classes: int, channels: int, image_size: int, width: int = STEM, dropout: float = 0.0
 ) -> Classifier:
-    """6,166,250 parameters for 10 classes (Table 8), 6,258,500 for 100 (Table 9, dropout 0.4).
+    """Build GoogLeNet, with 6,166,250 parameters for 10 classes (Table 8) and 6,258,500 for 100
+    (Table 9, dropout 0.4).
 
     Args:
         width: channels of the stem; all others are scaled with it (rounded down, at least 1).

@@ -24,7 +24,7 @@ Hidden = tuple[Float[Tensor, "layers batch width"], Float[Tensor, "layers batch 
 
 
 class Layers(nn.LSTM):
-    """``nn.LSTM``, called layer by layer, so that the dropout between layers is torch's: cuDNN's
+    """Calls ``nn.LSTM`` layer by layer, so that the dropout between layers is torch's: cuDNN's
     dropout creates its random state once, and later seeds do not change it."""
 
     def forward(  # type: ignore[override]
@@ -45,7 +45,7 @@ class Layers(nn.LSTM):
         return x.transpose(0, 1), (h, c)
 
     def flatten_parameters(self) -> None:
-        """One contiguous piece per layer, because each cuDNN call takes one layer."""
+        """Make one contiguous piece per layer, because each cuDNN call takes one layer."""
         for weights in self.all_weights:
             if all(cudnn.is_acceptable(weight.data) for weight in weights):
                 kind = cudnn.rnn.get_cudnn_mode(self.mode)
@@ -68,7 +68,8 @@ def _torch_kernels(x: Tensor) -> Iterator[None]:
 
 
 class LSTM(nn.Module):
-    """28,949,319 parameters for 34,069 words: 6,770,400 in the LSTM, (width + 1) per word.
+    """Models words by an LSTM, with 28,949,319 parameters for 34,069 words: 6,770,400 in the LSTM,
+    (width + 1) per word.
 
     The embedding starts uniform in +-0.1, its bias at 0, the LSTM from PyTorch's default.
 
@@ -97,7 +98,8 @@ class LSTM(nn.Module):
     def forward(
         self, tokens: Int64[Tensor, "batch time"], hidden: Hidden | None = None
     ) -> tuple[Float[Tensor, "batch time words"], Hidden]:
-        """Logits of each next word, and the state to continue from; ``hidden`` None is zeros."""
+        """Return the logits of each next word, and the state to continue from; ``hidden`` None is
+        zeros."""
         x = self.dropout(self.embedding(tokens))
         # cuDNN's LSTM has no backward pass in evaluation mode, nor a second derivative.
         measuring = torch.is_grad_enabled() and not self.training

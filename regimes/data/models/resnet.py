@@ -33,7 +33,8 @@ WIDE_BLOCKS = 4  # per stage: (28 - 4) / 6
 
 
 class ResidualBlock(nn.Module):
-    """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut is 1x1 where shapes differ."""
+    """Computes relu(bn(conv(relu(bn(conv(x))))) + shortcut(x)); the shortcut is 1x1 where shapes
+    differ."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class ResidualBlock(nn.Module):
 
 
 class Shortcut(nn.Conv2d):
-    """A 1x1 convolution with a stride."""
+    """Convolves 1x1, with a stride."""
 
     def forward(self, x: Images) -> Features:
         if self.in_channels >= FEWEST or self.stride[0] == 1:
@@ -65,17 +66,19 @@ def _make_shortcut(channels: int, width: int, stride: int, bias: bool) -> nn.Seq
 
 
 def resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for 100."""
+    """Build ResNet-18 of Tables 8 and 9: 11,173,962 parameters for 10 classes, 11,220,132 for
+    100."""
     return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width, 8 * width])
 
 
 def resnet8(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
-    """Three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width 16."""
+    """Build three blocks (w, 2w, 4w), for tests and laptops: 78,042 parameters for CIFAR-10, width
+    16."""
     return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width], count=1)
 
 
 def resnet20(*, classes: int, channels: int, image_size: int, width: int = 16) -> Classifier:
-    """Nine blocks (w, 2w, 4w), He et al. (2016), Section 4.2, with 1x1 shortcuts (option B):
+    """Build nine blocks (w, 2w, 4w), He et al. (2016), Section 4.2, with 1x1 shortcuts (option B):
     272,474 parameters for CIFAR-10, width 16."""
     return _make_resnet(ResidualBlock, classes, channels, [width, 2 * width, 4 * width], count=3)
 
@@ -97,7 +100,8 @@ def _make_resnet(
 
 
 class SqueezeExcite(nn.Module):
-    """x * sigmoid(linear(relu(linear(mean of x over the image)))), one factor per channel."""
+    """Weighs channels: x * sigmoid(linear(relu(linear(mean of x over the image)))), one factor per
+    channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -111,7 +115,8 @@ class SqueezeExcite(nn.Module):
 
 
 class SqueezeExciteBlock(nn.Module):
-    """relu(se(relu(bn(conv(relu(bn(conv(x))))))) + shortcut(x)); convolutions have biases."""
+    """Computes relu(se(relu(bn(conv(relu(bn(conv(x))))))) + shortcut(x)); convolutions have
+    biases."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -125,9 +130,9 @@ class SqueezeExciteBlock(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """se(conv(relu(bn(conv(a))))) + shortcut, a = relu(bn(x)); the shortcut is a 1x1 convolution
-    of a where shapes differ, else x. No biases in convolutions, as in He et al., "Identity
-    Mappings in Deep Residual Networks" (2016)."""
+    """Computes se(conv(relu(bn(conv(a))))) + shortcut, a = relu(bn(x)); the shortcut is a 1x1
+    convolution of a where shapes differ, else x. Convolutions have no biases, as in He et al.,
+    "Identity Mappings in Deep Residual Networks" (2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -147,13 +152,13 @@ class PreActivationBlock(nn.Module):
 
 
 def senet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """Pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
+    """Build the pre-activation SE-ResNet-18 of Table 8: 11,260,354 parameters for 10 classes."""
     widths = [width, 2 * width, 4 * width, 8 * width]
     return _make_resnet(PreActivationBlock, classes, channels, widths)
 
 
 def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64) -> Classifier:
-    """SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
+    """Build SE-ResNet-18 of Table 9: 11,436,256 parameters for 100 classes, 11,389,726 for 10."""
     widths = [width, 2 * width, 4 * width, 8 * width + width // 16]  # the last is 516 at width 64
     return _make_resnet(SqueezeExciteBlock, classes, channels, widths, bias=True)
 
@@ -162,7 +167,8 @@ def se_resnet18(*, classes: int, channels: int, image_size: int, width: int = 64
 
 
 class WideBlock(nn.Module):
-    """conv(relu(bn(dropout(conv(relu(bn(x))))))) + shortcut(x), a 1x1 one where shapes differ."""
+    """Computes conv(relu(bn(dropout(conv(relu(bn(x))))))) + shortcut(x), a 1x1 one where shapes
+    differ."""
 
     def __init__(self, channels: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -183,8 +189,8 @@ class WideBlock(nn.Module):
 def wideresnet28_10(
     *, classes: int, channels: int, image_size: int, width: int = 16, dropout: float = 0.0
 ) -> Classifier:
-    """36,489,290 parameters for 10 classes, 36,546,980 for 100; stages of 10 w, 20 w, 40 w. The
-    authors trained without dropout."""
+    """Build WideResNet-28-10, with 36,489,290 parameters for 10 classes and 36,546,980 for 100, in
+    stages of 10 w, 20 w, 40 w. The authors trained without dropout."""
     stem = nn.Conv2d(channels, width, 3, padding=1)
     widths = [width * WIDEN * multiple for multiple in (1, 2, 4)]
     blocks = list_blocks(partial(WideBlock, dropout=dropout), width, widths, WIDE_BLOCKS)

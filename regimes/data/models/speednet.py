@@ -28,7 +28,7 @@ def _conv(channels: int, width: int) -> nn.Conv2d:
 
 
 class SpeedBlock(nn.Sequential):
-    """Two units of gelu(bn(conv(x))); the first halves the image before it normalises."""
+    """Computes two units of gelu(bn(conv(x))); the first halves the image before it normalises."""
 
     def __init__(self, channels: int, width: int) -> None:
         first, second = _conv(channels, width), _conv(width, width)

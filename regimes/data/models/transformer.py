@@ -35,7 +35,8 @@ Turns = Complex[Tensor, "time pairs"]  # of absolute value 1
 
 
 class Transformer(nn.Module):
-    """classes w + depth (12 w^2 + 13 w) + 2 w parameters at width w: 3,699,840 for 10,000 words.
+    """Models text with classes w + depth (12 w^2 + 13 w) + 2 w parameters at width w: 3,699,840 for
+    10,000 words.
 
     The embedding starts from N(0, 1 / w), the other matrices from Xavier's uniform distribution.
 
@@ -72,7 +73,7 @@ class Transformer(nn.Module):
     def forward(
         self, tokens: Int64[Tensor, "batch time"], hidden: None = None
     ) -> tuple[Float[Tensor, "batch time words"], None]:
-        """Logits of each next word, from this and earlier words of the same sequence."""
+        """Return the logits of each next word, from this and earlier words of the same sequence."""
         weight = self.embedding.weight
         width, time = weight.shape[1], tokens.shape[1]
         x = self.dropout(self.embedding(tokens) * math.sqrt(width) + encode_positions(time, weight))
@@ -85,7 +86,8 @@ class Transformer(nn.Module):
 def encode_positions(
     time: int, like: Float[Tensor, "words width"]
 ) -> Float[Tensor, "{time} width"]:
-    """sin(t / 10,000^(2 i / width)) for all i, then the cosines (Vaswani et al., section 3.5)."""
+    """Compute sin(t / 10,000^(2 i / width)) for all i, then the cosines (Vaswani et al., section
+    3.5)."""
     angle = _time_angles(time, like.shape[1], like)
     return torch.cat([angle.sin(), angle.cos()], dim=1).to(like.dtype)
 
@@ -99,9 +101,9 @@ def _time_angles(time: int, size: int, like: Tensor) -> Float[Tensor, "{time} pa
 
 
 class GPT(nn.Module):
-    """classes w + depth (12 w^2 + 2 w) + w parameters at width w with a tied output and rotary
-    positions: 115,008 for 256 classes, width 64 and depth 2. An untied output adds classes w,
-    learned positions add sequence w.
+    """Models text with classes w + depth (12 w^2 + 2 w) + w parameters at width w with a tied
+    output and rotary positions: 115,008 for 256 classes, width 64 and depth 2. An untied output
+    adds classes w, learned positions add sequence w.
 
     Args:
         classes: tokens in the vocabulary.
@@ -150,7 +152,7 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Int64[Tensor, "batch time"], hidden: None = None
     ) -> tuple[Float[Tensor, "batch time words"], None]:
-        """Logits of each next token, from this and earlier tokens of the same sequence.
+        """Return the logits of each next token, from this and earlier tokens of the same sequence.
 
         Raises:
             ConfigError: a text longer than ``sequence`` and learned positions.
@@ -168,7 +170,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + perceptron(norm(x))."""
+    """Computes x + attention(norm(x)), then x + perceptron(norm(x))."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -199,8 +201,8 @@ class Block(nn.Module):
 
 
 def rotary_angles(time: int, size: int, like: Tensor) -> Turns:
-    """exp(i t 10,000^(-2 k / size)) for all times t and pairs k (Su et al., 2021, section 3.2.2),
-    in single precision or more."""
+    """Compute exp(i t 10,000^(-2 k / size)) for all times t and pairs k (Su et al., 2021, section
+    3.2.2), in single precision or more."""
     angle = _time_angles(time, size, like)
     return torch.polar(torch.ones_like(angle), angle)
 

@@ -21,7 +21,7 @@ VGG19 = ((1, 1), (2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (8, 8, 8, 8))
 
 
 class VGG(nn.Module):
-    """Stages of 3x3 convolutions, each stage ended by a 2x2 max-pool; then a head."""
+    """Applies stages of 3x3 convolutions, each stage ended by a 2x2 max-pool; then a head."""
 
     def __init__(self, features: nn.Sequential, head: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def _make_stages(
 
 
 def vgg7(*, classes: int, channels: int, image_size: int, width: int = 16) -> VGG:
-    """Six convolutions (w, w, 2w, 2w, 4w, 4w; no bias) and one linear layer; default init.
+    """Build six convolutions (w, w, 2w, 2w, 4w, 4w; no bias) and one linear layer; default init.
 
     For tests and laptops: 18,482 parameters for digits (8x8x1, width 8), 74,874 for CIFAR-10 pooled
     to 16x16x3 (width 16).
@@ -62,7 +62,7 @@ def vgg7(*, classes: int, channels: int, image_size: int, width: int = 16) -> VG
 def vgg19bn_cifar10(
     *, classes: int, channels: int, image_size: int, width: int = 64, dropout: float = 0.5
 ) -> VGG:
-    """VGG-19bn of Table 8: 20,565,834 parameters (10 classes).
+    """Build VGG-19bn of Table 8: 20,565,834 parameters (10 classes).
 
     The variant of github.com/chengyangfu/pytorch-vgg-cifar10: convolutions with bias, a head
     512-512-512-10 with dropout 0.5 before its first two layers; convolutions start from
@@ -86,7 +86,7 @@ def vgg19bn_cifar10(
 def vgg19bn_cifar100(
     *, classes: int, channels: int, image_size: int, width: int = 64, dropout: float = 0.5
 ) -> VGG:
-    """VGG-19bn of Table 9: 39,327,652 parameters (100 classes).
+    """Build VGG-19bn of Table 9: 39,327,652 parameters (100 classes).
 
     The variant of github.com/weiaicunzai/pytorch-cifar100: convolutions with bias, a head
     512-4096-4096-100 with dropout 0.5 after its first two layers; PyTorch's default init.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -181,11 +181,12 @@ def _assemble_arrays(pictures: list[DecodedImage], root: Path) -> Arrays:
                 "must have one size: set data.resize = 32, or another size."
             )
     channels = max(picture.pixels.shape[2] for picture in pictures)
-    arrays: list[np.ndarray] = []
+    arrays: list[Any] = []
     for part in parts.values():
         # in a set with colour, grey images get three equal channels
         wide = [np.broadcast_to(p.pixels, (*p.pixels.shape[:2], channels)) for p in part]
         arrays.append(np.ascontiguousarray(np.stack(wide).transpose(0, 3, 1, 2)))
         labels = [classes.index(picture.place.label) for picture in part]
         arrays.append(np.array(labels, dtype=np.int64))
-    return Arrays(*arrays, classes)
+    train_x, train_y, test_x, test_y = arrays
+    return Arrays(train_x, train_y, test_x, test_y, classes)

@@ -33,7 +33,7 @@ REGISTRY = Registry(
 
 
 def make_instruments(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Instrument]:
-    """The instruments that a configuration's tables name; ConfigError if one is none."""
+    """Make the instruments that a configuration's tables name; ConfigError if one is none."""
     return {
         name: REGISTRY.make({"name": name, **fields}, f"instruments.{name}")
         for name, fields in tables.items()

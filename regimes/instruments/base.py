@@ -27,7 +27,7 @@ from regimes.compression.base import Compressor
 
 @dataclass(frozen=True)
 class MeasurementContext:
-    """What an instrument may read.
+    """Holds what an instrument may read.
 
     Attributes:
         union: gradients come as one row, the mean of the hosted workers (a union pass).
@@ -70,38 +70,38 @@ class MeasurementContext:
 
     @property
     def parts(self) -> list[Layer]:
-        """What this process sees of each layer's gradient."""
+        """Return what this process sees of each layer's gradient."""
         if self.owned is not None:
             pairs = zip(self.layers, self.owned, strict=True)
             return [Layer(layer.name, (1, size)) for layer, size in pairs]
         return self.world.local_layers(self.layers)
 
     def mean_gradient(self, stack: Float[Tensor, "rows N"]) -> Float[Tensor, " N"]:
-        """The mean over all workers of a step's gradients, uncompressed."""
+        """Average a step's gradients, uncompressed, over all workers."""
         if self.owned is not None:
             return stack[0]
         (mean,) = signals(self.world).mean([stack])
         return mean
 
     def whole(self) -> AbstractContextManager[None]:
-        """Inside, each process has all weights of the model, and may run it by itself; all
-        processes enter it."""
+        """Give each process all weights of the model inside, so that it may run the model by
+        itself; all processes enter it."""
         return whole_weights(self.model, self.world)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, one per layer unless layers have ``members``."""
+        """Return the trainable parameters, one per layer unless layers have ``members``."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property
     def sizes(self) -> list[int]:
-        """The number of parameters of each layer."""
+        """Return the number of parameters of each layer."""
         return [layer.size for layer in self.layers]
 
 
 @dataclass
 class Reading:
-    """One epoch's statistics; ``detail`` (plain JSON types) goes to ``instruments.jsonl``."""
+    """Holds one epoch's statistics; ``detail`` (plain JSON types) goes to ``instruments.jsonl``."""
 
     layers: dict[str, list[float]] = field(default_factory=dict)  # one value per layer
     model: dict[str, float] = field(default_factory=dict)  # one for the whole model
@@ -110,25 +110,26 @@ class Reading:
 
 @runtime_checkable  # for the type checker that the tests run under
 class Gauge(Protocol):
-    """The running part of an instrument."""
+    """Measures during a run: the running part of an instrument."""
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
         """See one step's stacked gradients and updates, without changing them."""
         ...
 
     def read(self, epoch: int) -> Reading:
-        """The statistics of the epoch just ended; the same on every process."""
+        """Return the statistics of the epoch just ended; the same on every process."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next readings depend on, the same on all processes, for the checkpoint."""
+        """Return what the next readings depend on, the same on all processes, for the
+        checkpoint."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class StatelessGauge:
-    """Base of gauges without state between epochs.
+    """Keeps no state between epochs: the base of such gauges.
 
     Attributes:
         due: the next ``step`` reads gradients; for gauges that do not read each of them.
@@ -156,7 +157,7 @@ class StatelessGauge:
 
 
 class EndOfEpochGauge(StatelessGauge):
-    """Base of gauges that do nothing during steps."""
+    """Does nothing during steps: the base of such gauges."""
 
     saves_within_unit = True
 
@@ -169,7 +170,7 @@ class EndOfEpochGauge(StatelessGauge):
 
 
 class StridedGauge(StatelessGauge):
-    """Base of gauges that ``measure`` steps 0, stride, 2 stride, ... of an epoch."""
+    """Calls ``measure`` in steps 0, stride, 2 stride, ... of an epoch: the base of such gauges."""
 
     stride: int
     seen = 0  # steps of this epoch; ``read`` and ``drop_epoch`` set it back
@@ -192,8 +193,9 @@ class StridedGauge(StatelessGauge):
 
 @runtime_checkable
 class Instrument(Protocol):
-    """A frozen dataclass. Its fields are the configuration's table of that name. At the start of
-    a run it makes one gauge, which is read in epochs 0, ``every``, 2 ``every``, ..."""
+    """Measures statistics, as its fields say: a frozen dataclass, whose fields are the
+    configuration's table of that name. At the start of a run it makes one gauge, which is read in
+    epochs 0, ``every``, 2 ``every``, ..."""
 
     @property
     def every(self) -> int: ...
@@ -202,7 +204,7 @@ class Instrument(Protocol):
 
 
 def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> list[Tensor]:
-    """``sums + more`` in other memory than ``sums``.
+    """Compute ``sums + more`` in other memory than ``sums``.
 
     Args:
         room: memory that may be written to, where there is some. On a GPU it is not used: the
@@ -214,7 +216,7 @@ def add_sums(sums: list[Tensor], more: Sequence[Tensor], room: list[Tensor]) -> 
 
 
 def divide_or_nan(above: float, below: float) -> float:
-    """NaN unless the denominator is positive."""
+    """Divide; NaN unless the denominator is positive."""
     return above / below if below > 0 else math.nan
 
 

@@ -72,7 +72,7 @@ class _Alone(World):
 
 
 class CompressionLossGauge(StridedGauge):
-    """Sums over an epoch's measured steps, and the compressor's state per level."""
+    """Sums up over an epoch's measured steps, and keeps the compressor's state per level."""
 
     def __init__(self, settings: CompressionLoss, context: MeasurementContext) -> None:
         if context.compressor is None:
@@ -145,7 +145,7 @@ class CompressionLossGauge(StridedGauge):
         return errors
 
     def read(self, epoch: int) -> Reading:
-        """``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
+        """Return ``error:<level>`` per layer and for the model; NaN where the gradient is zero."""
         lost = {name: self._of_whole(squares) for name, squares in self.lost.items()}
         energy = self._of_whole(self.energy)
         self.drop_epoch()
@@ -162,7 +162,7 @@ class CompressionLossGauge(StridedGauge):
         return self.world.whole_norms(squares.sqrt().to(device)).cpu().square()
 
     def state_dict(self) -> dict[str, Any]:
-        """Per level, the compressors' states that are the same on all processes."""
+        """Return, per level, the compressors' states that are the same on all processes."""
         return {name: [s.shared_state() for s in states] for name, states in self.states.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ class CosineGauge(StatelessGauge):
         return [divide_or_nan((u + g - apart) / 2, (u * g) ** 0.5) for u, g, apart in rows]
 
     def read(self, epoch: int) -> Reading:
-        """``cosine`` of the unit's last measured step; nothing where there is none."""
+        """Return ``cosine`` of the unit's last measured step; nothing where there is none."""
         last = self.last
         self.drop_epoch()
         if last is None:

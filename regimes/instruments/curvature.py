@@ -47,7 +47,7 @@ SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
 @dataclass(frozen=True)
 class ProbeInstrument(Bounded):
-    """The fields that these instruments share.
+    """Holds the fields that the instruments of curvature share.
 
     Attributes:
         every: Measure at the end of every this many units.
@@ -64,7 +64,8 @@ class ProbeInstrument(Bounded):
 
 
 class ProbeGauge(EndOfEpochGauge):
-    """Base of their gauges. A model that FSDP2 divides is whole while they ``measure``."""
+    """Measures on a probe: the base of such gauges. A model that FSDP2 divides is whole while they
+    ``measure``."""
 
     def __init__(self, probe: ProbeInstrument, context: MeasurementContext) -> None:
         self.settings: Any = probe
@@ -75,14 +76,14 @@ class ProbeGauge(EndOfEpochGauge):
             return self.measure(epoch)
 
     def measure(self, epoch: int) -> Reading:
-        """The statistics of the epoch just ended."""
+        """Measure the statistics of the epoch just ended."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.context.loss(model, *batch)
 
     def choose_weight(self) -> Weight:
-        """By what a batch counts in the loss of the probe, as far as the loss says.
+        """Choose by what a batch counts in the loss of the probe, as far as the loss says.
 
         Raises:
             ConfigError: the probe is divided, and the loss is no mean.
@@ -102,7 +103,8 @@ class ProbeGauge(EndOfEpochGauge):
 
     @property
     def process_mean(self) -> ProcessMean | None:
-        """The mean over processes, counted apart from the job's traffic; None for one process."""
+        """Return the mean over processes, counted apart from the job's traffic; None for one
+        process."""
         world = self.context.world
         return None if world.processes == 1 else partial(mean_apart, world)
 
@@ -195,7 +197,13 @@ class CurvatureGauge(ProbeGauge):
             )
             self._read_eigenvalues(hessian, mode, seed, reading)
             if self.settings.probes:
-                self._read_traces(hessian, ends, seed, reading)
+                options: Any = {"probes": self.settings.probes, "seed": seed}
+                blocks = layer_traces(hessian, layers=self.context.members, **options)
+                traces = list(blocks.values())
+                for end in ends:
+                    reading.layers[f"hessian_trace{end}"] = [t.value for t in traces]
+                    reading.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
+                    reading.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
             reading.detail[f"products{SUFFIX[mode]}"] = hessian.products
         return reading
 
@@ -223,16 +231,6 @@ class CurvatureGauge(ProbeGauge):
             key: [x if math.isfinite(x) else None for x in getattr(pairs, key).tolist()]
             for key in ("largest", "smallest", "residuals")
         } | {"products": pairs.products, "stopped": pairs.stopped}
-
-    def _read_traces(
-        self, hessian: HessianProduct, ends: list[str], seed: int, into: Reading
-    ) -> None:
-        members, probes = self.context.members, self.settings.probes
-        traces = list(layer_traces(hessian, layers=members, probes=probes, seed=seed).values())
-        for end in ends:
-            into.layers[f"hessian_trace{end}"] = [t.value for t in traces]
-            into.model[f"hessian_trace{end}"] = sum(t.value for t in traces)
-            into.detail[f"hessian_trace_error{end}"] = [t.error for t in traces]
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.vectors)

@@ -21,7 +21,7 @@ TINY = 1e-12  # of the largest squared singular value: zero but for rounding
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The gaps d_w between each worker's parameters and their mean, right before the first
+    """Measures the gaps d_w between each worker's parameters and their mean, right before the first
     synchronisation of a unit. Workers disagree along the sharp directions of the loss, so that the
     gaps span a part of the Hessian's dominant subspace (Dimlioglu, Topollai & Choromanska 2026,
     arXiv 2605.27739); no further pass through the model is needed.
@@ -62,7 +62,8 @@ class DisagreementGauge(StatelessGauge):
         self.products: Tensor | None = None
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """``stack``: each worker's movement since the last synchronisation."""
+        """Measure the movements ``stack`` of the workers since the last synchronisation, once a
+        unit."""
         if self.products is not None:
             return
         context, workers = self.context, self.context.world.workers

@@ -73,7 +73,7 @@ class Norms:
 
 
 class NormsGauge(StatelessGauge):
-    """Accumulates during an epoch."""
+    """Adds up gradients during an epoch, and takes their norms at its end."""
 
     def __init__(self, readings: Iterable[Signal], context: MeasurementContext) -> None:
         self.readings = sorted(set(readings), key=ALL.index)
@@ -117,7 +117,7 @@ class NormsGauge(StatelessGauge):
             self.sums, self._room = {**self.sums, "update": sums}, {}
 
     def read(self, epoch: int) -> Reading:
-        """``norm:<reading>`` per layer."""
+        """Return ``norm:<reading>`` per layer."""
         norms = {} if self.movement is None else self.movement.read()
         norms |= {name: self._norms(name).tolist() for name in self.readings if name not in norms}
         self.sums, self._room = {}, {}
@@ -131,7 +131,13 @@ class NormsGauge(StatelessGauge):
             means = self._means(total[None].split(self.sizes, 1))
             return self._of_whole(torch.stack(foreach_norm(means)))
         if reading == "local-mean":
-            return torch.stack(self._mean_squares()).sqrt()
+            columns = self._squares().T
+            if self.world.shards == 1:
+                return torch.stack(self._means(columns)).sqrt()
+            # of whole layers: a worker that is divided among processes sends each once
+            comm = signals(self.world, range(len(columns)))
+            sums = comm.mean_of_sums([column[:, None] for column in columns])
+            return torch.stack([total[0] for total in sums]).sqrt()
         device = getattr(self.world, "device", torch.device("cpu"))
         # Only one process hosts worker 0; all take part in the broadcast.
         own = torch.zeros(len(self.sizes), dtype=self.world.meter.dtype, device=device)
@@ -149,23 +155,14 @@ class NormsGauge(StatelessGauge):
         parts = [*parts]
         return signals(self.world, range(len(parts))).mean(parts)
 
-    def _mean_squares(self) -> list[Tensor]:
-        """The workers' means for whole layers; a worker that is divided among processes sends each
-        once."""
-        columns = self._squares().T
-        if self.world.shards == 1:
-            return self._means(columns)
-        comm = signals(self.world, range(len(columns)))
-        return [total[0] for total in comm.mean_of_sums([column[:, None] for column in columns])]
-
     def _squares(self) -> Float[Tensor, "rows layers"]:
         (stack,) = self.sums["workers"]
         return torch.stack([x.square().sum(1) for x in stack.split(self.sizes, dim=1)], dim=1)
 
 
 class Movement:
-    """Movement of each layer's parameters over a unit, without decoupled weight decay: the sum over
-    steps of ``theta_(t+1) - theta_t + lr_t * decay * theta_t``."""
+    """Adds up the movement of each layer's parameters over a unit, without decoupled weight decay:
+    the sum over steps of ``theta_(t+1) - theta_t + lr_t * decay * theta_t``."""
 
     def __init__(
         self,
@@ -177,8 +174,8 @@ class Movement:
         self.rates = 0.0
 
     def step(self) -> None:
-        """Called before each step of the optimiser: keeps the parameters at the start of the unit
-        and adds up the weight decay that the step will apply."""
+        """Keep the parameters at the start of the unit, and add up the weight decay that the step
+        will apply; it is called before each step of the optimiser."""
         lr, decays = self.optimizer()
         now = [p.detach() for p in self.parameters]
         if not self.start:
@@ -189,7 +186,7 @@ class Movement:
         self.rates += lr
 
     def read(self) -> dict[str, list[float]]:
-        """Both readings per layer; the next unit begins."""
+        """Return both readings per layer; the next unit begins."""
         moved = list(foreach_sub([p.detach() for p in self.parameters], self.start))
         for i, decayed in self.decayed.items():
             moved[i] += decayed

@@ -25,7 +25,7 @@ UNDECLARED = frozenset({WHOLE_LAYERS, SAMPLES})  # what an instrument without ``
 
 
 def needs_of(instrument: Any) -> frozenset[str]:
-    """What an instrument, or its class, needs."""
+    """Return what an instrument, or its class, needs."""
     return declared_needs(instrument, UNDECLARED)
 
 
@@ -40,7 +40,7 @@ def _needs_of_statistic(name: str) -> frozenset[str]:
 
 
 def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
-    """The statistics that a policy reads, and the training loss if it does."""
+    """Yield the statistics that a policy reads, and the training loss if it does."""
     for name in rule.needs:
         needs = _needs_of_statistic(name)
         yield Part(f"{field}.needs", needs, name, "another statistic", statistic_needs)
@@ -52,7 +52,7 @@ def policy_parts(rule: Policy, field: str) -> Iterator[Part]:
 
 
 def signal_parts(signal: Signal, *rules: Policy) -> Iterator[Part]:
-    """The norm that is always read, beside the policies that may read it."""
+    """Yield the norm that is always read, beside the policies that may read it."""
     yield Part("signal", signal_needs()[signal], signal, others=signal_needs)
     if any(Statistic.parse(need).is_norm for rule in rules for need in rule.needs):
         yield Part("signal", _UNITS[signal], signal, others=lambda: _UNITS)
@@ -64,12 +64,12 @@ _UNITS: dict[str, frozenset[str]] = {
 
 
 def signal_needs() -> dict[str, frozenset[str]]:
-    """What each signal needs, by name. A run with a signal of single workers has a pass for each,
-    whatever ``union_pass`` says."""
+    """Return what each signal needs, by name. A run with a signal of single workers has a pass for
+    each, whatever ``union_pass`` says."""
     return {name: needs - {WORKER_GRADIENTS} for name, needs in REQUIRES.items()}
 
 
 def statistic_needs() -> dict[str, frozenset[str]]:
-    """What each statistic of the toolkit needs, by name."""
+    """Return what each statistic of the toolkit needs, by name."""
     listed = [name for name in INSTRUMENT if name not in RECORDED["instrument"]]
     return {name: _needs_of_statistic(name) for name in listed}

@@ -67,7 +67,7 @@ class Noise(Bounded):
 
 
 class NoiseGauge(StridedGauge):
-    """Sums over an epoch's steps."""
+    """Sums up over an epoch's steps."""
 
     def __init__(self, stride: int, context: MeasurementContext) -> None:
         self.stride, self.world, self.sizes = stride, context.world, context.sizes
@@ -88,7 +88,8 @@ class NoiseGauge(StridedGauge):
         self.steps += 1
 
     def read(self, epoch: int) -> Reading:
-        """``noise_scale`` and ``diversity``; in detail, what they are ratios of, for pooling."""
+        """Return ``noise_scale`` and ``diversity``; in detail, what they are ratios of, for
+        pooling."""
         small, big = (self.small / self.steps).tolist(), (self.big / self.steps).tolist()
         steps, workers = self.steps, self.world.workers
         self._reset()
@@ -116,8 +117,8 @@ def _layer_squares(
 
 @dataclass(frozen=True)
 class Msdr:
-    """``msdr``, the mean to standard deviation ratio of the aggregated updates u_t of an epoch's T
-    steps, per layer and of the model: |mean u| / sqrt(sum |u_t - mean u|^2 / (T - 1)).
+    """Measures ``msdr``, the mean to standard deviation ratio of the aggregated updates u_t of an
+    epoch's T steps, per layer and of the model: |mean u| / sqrt(sum |u_t - mean u|^2 / (T - 1)).
 
     AdaQS (Guo et al. 2020) reads it; the ACCORDION paper, section 5.6, gives it in these words and
     no formula. Mean and spread are taken over steps and of whole vectors. A mean over a layer's
@@ -134,7 +135,7 @@ class Msdr:
 
 
 class MsdrGauge(StatelessGauge):
-    """Sum and squared norms of an epoch's updates."""
+    """Adds up an epoch's updates and their squared norms."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -158,7 +159,7 @@ class MsdrGauge(StatelessGauge):
         self.steps += 1
 
     def read(self, epoch: int) -> Reading:
-        """``msdr``; NaN after a single step, or where no update differs from another."""
+        """Return ``msdr``; NaN after a single step, or where no update differs from another."""
         totals, squares = squared_norms(self.sums).tolist(), self.squares.tolist()
         steps = self.steps
         self.steps = 0
@@ -184,9 +185,10 @@ def _msdr(total: float, squares: float, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """``spread``: the root mean square distance of the workers' parameters from their mean, right
-    before the first synchronisation of a unit, per layer and of the model. Zero while the workers
-    share each step. On several processes it sends one dense mean a unit (as signal bytes)."""
+    """Measures ``spread``: the root mean square distance of the workers' parameters from their
+    mean, right before the first synchronisation of a unit, per layer and of the model. It is zero
+    while the workers share each step. On several processes it sends one dense mean a unit (as
+    signal bytes)."""
 
     requires = frozenset({WORKER_MODELS, WHOLE_LAYERS, OWN_COLLECTIVES})
 
@@ -205,7 +207,8 @@ class SpreadGauge(StatelessGauge):
         self.distances: list[float] | None = None  # per layer, of this unit
 
     def step(self, stack: Float[Tensor, "rows N"], updates: Sequence[Tensor]) -> None:
-        """``stack``: each worker's movement since the last synchronisation."""
+        """Measure the movements ``stack`` of the workers since the last synchronisation, once a
+        unit."""
         if self.distances is not None:
             return
         layers = range(len(self.context.layers))

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.base import capabilities
-from regimes.base.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Mode, Part
+from regimes.base.capabilities import HALF, ONE_WORKER, TEXT, UNION_PASS, Part
 from regimes.base.config import Signal
 from regimes.base.errors import ConfigError
 from regimes.base.precision import is_half
@@ -33,7 +33,7 @@ Timer = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Readings:
-    """The statistics of one epoch as a record has them: None where JSON has no number.
+    """Holds the statistics of one epoch as a record has them: None where JSON has no number.
 
     Attributes:
         layers: per statistic, one value per layer.
@@ -47,7 +47,7 @@ class Readings:
 
 
 class Panel:
-    """The gauges of a run.
+    """Feeds and reads the gauges of a run.
 
     Attributes:
         gauges: by the instrument's name.
@@ -76,8 +76,8 @@ class Panel:
                 gauge.step(stack, updates)
 
     def read(self, epoch: int, timer: Timer = nullcontext, seen: bool = True) -> Readings:
-        """The statistics of an epoch, of the gauges that are due. Without steps (``seen`` is False)
-        only gauges that need none are read.
+        """Read the statistics of an epoch, of the gauges that are due. Without steps (``seen`` is
+        False) only gauges that need none are read.
 
         Raises:
             ConfigError: a gauge returns something other than a reading of this model.
@@ -101,11 +101,12 @@ class Panel:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next readings depend on, by instrument."""
+        """Return what the next readings depend on, by instrument."""
         return {name: gauge.state_dict() for name, gauge in self.gauges.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse; an instrument that the state lacks starts anew."""
+        """Restore what ``state_dict`` has returned; an instrument that the state lacks starts
+        anew."""
         for name, gauge in self.gauges.items():
             gauge.load_state_dict(state.get(name, {}))
 
@@ -120,7 +121,7 @@ def choose_instruments(
     signal: Signal | None,
     context: MeasurementContext,
 ) -> Panel:
-    """The configured instruments, and the instruments of statistics that the policies need.
+    """Make the configured instruments, and the instruments of statistics that the policies need.
 
     Args:
         tables: fields by instrument, as the configuration has them.
@@ -142,20 +143,15 @@ def choose_instruments(
         readings = dict.fromkeys([signal, *getattr(norms, "readings", ())])
         tools["norms"] = Norms(tuple(readings))
     parts = [Part(f"instruments.{name}", needs_of(tool)) for name, tool in tools.items()]
-    capabilities.check(parts, _modes(context))
-    gauges = {name: (tool.every, tool.start(context)) for name, tool in tools.items()}
-    return Panel(gauges, len(context.layers))
-
-
-def _modes(context: MeasurementContext) -> list[Mode]:
-    """The modes of a job (`capabilities`) that only its model and its workers tell."""
-    found = {
+    modes = {  # those that only the model and the workers of a job tell
         UNION_PASS: context.union,
         ONE_WORKER: context.world.workers < 2,
         HALF: any(is_half(p.dtype) for p in context.model.parameters()),
         TEXT: bool(getattr(context.model, "text", False)),
     }
-    return [mode for mode, applies in found.items() if applies]
+    capabilities.check(parts, [mode for mode, applies in modes.items() if applies])
+    gauges = {name: (tool.every, tool.start(context)) for name, tool in tools.items()}
+    return Panel(gauges, len(context.layers))
 
 
 def _check_reading(name: str, reading: Any, layers: int | None) -> Reading:
@@ -189,5 +185,5 @@ def check_measured(needs: Iterable[str], readings: Readings) -> None:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value, or None where it is not finite: JSON has no NaN."""
+    """Return the value, or None where it is not finite: JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None

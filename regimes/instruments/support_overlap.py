@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regimes.base.config import Bounded, Bounds
@@ -79,7 +79,7 @@ class OverlapGauge(EndOfEpochGauge):
         self.sizes, self.size = context.sizes, sum(context.sizes)
 
     def read(self, epoch: int) -> Reading:
-        """``overlap:b<size>``, mean over pairs: one for the model, one per layer.
+        """Return ``overlap:b<size>``, mean over pairs: one for the model, one per layer.
 
         Detail, per size: draws, pairs, mean, sd over pairs (which share draws, so they are not
         independent; None for one pair), min, max. ``chance`` K / N, and of each layer.
@@ -123,10 +123,12 @@ class OverlapGauge(EndOfEpochGauge):
             for row, worker in enumerate(world.hosted):
                 for place, draw in enumerate(range(worker, count, world.workers)):
                     masks = self._masks(gradient(draw, "overlap", epoch, batch))
-                    packed[row, place] = _pack(masks)
+                    bits = np.packbits(masks.flatten().cpu().numpy())
+                    packed[row, place] = torch.from_numpy(bits).to(masks.device)
         (everyone,) = signals(world).gather([packed])  # [W, rows, bytes]
         in_order = everyone.transpose(0, 1).flatten(0, 1)[:count]
-        masks = _unpack(in_order, kinds * self.size).view(count, kinds, self.size)
+        unpacked = np.unpackbits(in_order.cpu().numpy(), axis=1, count=kinds * self.size)
+        masks = torch.from_numpy(unpacked).to(device).bool().view(count, kinds, self.size)
         if not masks.any(2).all():
             raise TrainingError(  # on every process
                 f"the overlap instrument got a gradient that is not finite in epoch {epoch}, batch "
@@ -147,14 +149,14 @@ class OverlapGauge(EndOfEpochGauge):
 
 
 def support(values: Float[Tensor, " n"], percent: float) -> Bool[Tensor, " n"]:
-    """Where the top ``percent`` by magnitude are; ties go to the smaller index, as in TopK."""
+    """Mark where the top ``percent`` by magnitude are; ties go to the smaller index, as in TopK."""
     mask = torch.zeros_like(values, dtype=torch.bool)
     mask[top_indices(values, num_kept(percent, values.numel())).long()] = True
     return mask
 
 
 def pair_overlaps(masks: Bool[Tensor, "draws n"], k: int) -> Float[Tensor, " pairs"]:
-    """|intersection| / k of every pair (a, b), a < b, of supports of ``k`` coordinates."""
+    """Compute |intersection| / k of every pair (a, b), a < b, of supports of ``k`` coordinates."""
     indicator = masks.float()  # counts stay exact below 2^24
     common = indicator @ indicator.T
     a, b = torch.triu_indices(len(masks), len(masks), 1, device=masks.device)
@@ -162,7 +164,8 @@ def pair_overlaps(masks: Bool[Tensor, "draws n"], k: int) -> Float[Tensor, " pai
 
 
 def drawable(context: MeasurementContext, wanted: int, batch: int) -> int:
-    """How many disjoint batches of this size an epoch has, up to ``wanted``; else ConfigError."""
+    """Count the disjoint batches of this size that an epoch has, up to ``wanted``; ConfigError for
+    fewer than two."""
     for count in range(wanted, 1, -1):
         with suppress(ConfigError):
             context.samples(0, count, batch)
@@ -177,7 +180,8 @@ def drawable(context: MeasurementContext, wanted: int, batch: int) -> int:
 def drawn_gradients(
     context: MeasurementContext, epoch: int, count: int, batch: int
 ) -> Iterator[Callable[..., Tensor]]:
-    """``gradient(draw, *key)`` of each of ``count`` batches, [N], as the module has it.
+    """Give ``gradient(draw, *key)``, which computes the gradient of one of ``count`` batches, [N],
+    as the module has it.
 
     The key and the draw seed the random numbers (dropout).
     """
@@ -193,14 +197,16 @@ def drawn_gradients(
 
 
 def batch_gradient(context: MeasurementContext, batch: Batch) -> Float[Tensor, " N"]:
-    """The gradient of the loss on a batch; zero where the loss does not depend on a parameter."""
+    """Compute the gradient of the loss on a batch; zero where the loss does not depend on a
+    parameter."""
     loss = context.loss(context.model, *batch)
     parts = torch.autograd.grad(loss, context.parameters, allow_unused=True, materialize_grads=True)
     return torch.cat([part.flatten() for part in parts])
 
 
 def train_on_batch_statistics(model: nn.Module) -> None:
-    """Train mode, in which every BatchNorm normalises with the whole batch and keeps no statistics.
+    """Set train mode, in which every BatchNorm normalises with the whole batch and keeps no
+    statistics.
 
     A BatchNorm in eval mode without running statistics does so, whatever the loop has set up for
     its own passes. For use within ``preserve_model``, which puts all back.
@@ -210,12 +216,3 @@ def train_on_batch_statistics(model: nn.Module) -> None:
         if isinstance(module, BatchNorm):
             module.eval()
             module.running_mean = module.running_var = None
-
-
-def _pack(masks: Bool[Tensor, "kinds N"]) -> UInt8[Tensor, " bytes"]:
-    return torch.from_numpy(np.packbits(masks.flatten().cpu().numpy())).to(masks.device)
-
-
-def _unpack(packed: UInt8[Tensor, "draws bytes"], bits: int) -> Bool[Tensor, "draws bits"]:
-    array = np.unpackbits(packed.cpu().numpy(), axis=1, count=bits)
-    return torch.from_numpy(array).to(packed.device).bool()

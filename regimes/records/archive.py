@@ -35,7 +35,8 @@ LOCKED = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class Member(tarfile.TarInfo):
-    """A member of bounded extensions (a long name, a comment): tarfile reads them at once."""
+    """Reads a member of bounded extensions (a long name, a comment), because tarfile reads these at
+    once."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
@@ -46,7 +47,8 @@ class Member(tarfile.TarInfo):
 
 
 def filter_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    """``tarfile.data_filter``; a name that no file can have is a TarError, too."""
+    """Filter a member as ``tarfile.data_filter`` does; a name that no file can have is a TarError,
+    too."""
     try:
         return tarfile.data_filter(member, path)
     except ValueError as error:  # a NUL in it
@@ -55,8 +57,8 @@ def filter_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder, removed at the end. The folder survives a kill, its lock does not; the next
-    process deletes it."""
+    """Make an empty folder, and remove it at the end. The folder survives a kill, its lock does
+    not; the next process deletes it."""
     for abandoned in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), abandoned.open("rb") as file:
             fcntl.flock(file, LOCKED)
@@ -72,7 +74,8 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def unpack_records(place: str | Path) -> Iterator[Path]:
-    """A folder as it is; of an archive by `pack_records`, a scratch folder with its content."""
+    """Yield a folder as it is; of an archive by `pack_records`, a scratch folder with its
+    content."""
     place = Path(place)
     if not place.is_file():
         yield place
@@ -143,13 +146,18 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
 def pack_records(folder: str | Path, archive: str | Path) -> int:
     """Write the records under a folder, without checkpoints, to a ``.tar.xz``, of the same bytes
     for the same records; returns how many. Of a chain it has the last states
-    (`chain.shorten_chain`).
-    """
+    (`chain.shorten_chain`). RecordError if there is none, or a branch without its trunk."""
     folder, runs = Path(folder), find_runs(folder)
     check_output(Path(archive))  # now, not after the compression
     if not runs:
         raise RecordError(f"no run in or under {folder}")
-    _check_trunks(runs)
+    packed = {run.resolve() for run in runs}
+    for run in runs:
+        trunk = trunk_of(run)
+        if trunk is not None and trunk.resolve() not in packed:
+            raise RecordError(
+                f"cannot pack {run} without its trunk {trunk}: pack a folder that holds both"
+            )
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         paths = [p for run in runs for p in sorted([run / "run.json", *run.glob("*.jsonl")])]
@@ -166,14 +174,3 @@ def pack_records(folder: str | Path, archive: str | Path) -> int:
             tar.addfile(member, io.BytesIO(text))
     write_output(Path(archive), buffer.getvalue())
     return len(runs)
-
-
-def _check_trunks(runs: Sequence[Path]) -> None:
-    """Raise RecordError unless the trunks of all branches are packed with them."""
-    packed = {run.resolve() for run in runs}
-    for run in runs:
-        trunk = trunk_of(run)
-        if trunk is not None and trunk.resolve() not in packed:
-            raise RecordError(
-                f"cannot pack {run} without its trunk {trunk}: pack a folder that holds both"
-            )

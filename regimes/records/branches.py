@@ -29,7 +29,7 @@ SHARED = ("epochs.jsonl", "instruments.jsonl")  # the trunk's files that a branc
 
 
 def first_unit(header: Header) -> int:
-    """The first unit that a record has a row of its own for."""
+    """Return the first unit that a record has a row of its own for."""
     return (header["config"].get("branch") or {}).get("at", 0)
 
 
@@ -45,7 +45,8 @@ def _find_trunk(folder: Path, branch: Config | None) -> Path | None:
 
 
 def locate_trunk(folder: Path, of: str) -> Path:
-    """The folder of a trunk, from its path as a branch's configuration has it."""
+    """Find the folder of a trunk, from its path as a branch's configuration has it; RecordError for
+    an absolute path."""
     if os.path.isabs(of):
         raise RecordError(f"{folder}: branch.of is {of!r:.60}, expected a path from there")
     real = os.path.realpath(folder)  # where it is, if ``folder`` is a link: the path is from there
@@ -54,12 +55,12 @@ def locate_trunk(folder: Path, of: str) -> Path:
 
 
 def trunk_reference(trunk: Path, folder: Path) -> str:
-    """The path of a trunk from a branch's folder."""
+    """Write the path of a trunk from a branch's folder."""
     return Path(os.path.relpath(os.path.realpath(trunk), os.path.realpath(folder))).as_posix()
 
 
 def read_rows(folder: Path, header: Header, read: Read | None = None) -> list[Row]:
-    """The rows of a run, a branch's trunk included; the last row of the trunk has the branch's
+    """Read the rows of a run, a branch's trunk included; the last row of the trunk has the branch's
     rate as its ``next_lr``.
 
     Args:
@@ -100,8 +101,8 @@ def _read_trunk_rows(folder: Path, header: Header, read: Read | None) -> list[Ro
 
 
 def read_all(folder: Path, header: Header, name: str) -> Lines:
-    """The lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. It does not
-    check the trunks: `read_rows` does."""
+    """Read the lines of ``seconds.jsonl`` or ``instruments.jsonl`` of a run and its trunks. It does
+    not check the trunks: `read_rows` does."""
     own = read_own_lines(folder / name, first_unit(header))
     trunk = _find_trunk(folder, header["config"].get("branch"))
     if trunk is None:
@@ -145,7 +146,7 @@ def _check_trunk(trunk: Path, folder: Path, header: Header) -> None:
 
 
 def trunk_table(trunk: Path, at: int, config: Config, next_lr: float | None) -> Trunk:
-    """The header's table for a branch of this configuration."""
+    """Make the header's table for a branch of this configuration."""
     return Trunk(
         files=_shared_state(trunk, at),
         before=_values_before(read_header(trunk), config),
@@ -164,8 +165,8 @@ def _values_before(header: Header, config: Config) -> Fields:
 
 
 def changed_fields(before: Config, after: Config) -> Fields:
-    """By dotted path, the fields that decide numbers and differ between two configurations, each
-    with its value in the first one; None where that has none."""
+    """Find, by dotted path, the fields that decide numbers and differ between two configurations,
+    each with its value in the first one; None where that has none."""
     old, new = (flatten_table(resolve_config(config)) for config in (before, after))
     fields = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return {key: old.get(key) for key in fields if _decides_numbers(key)}
@@ -179,15 +180,15 @@ def _decides_numbers(field: str) -> bool:
 
 
 def list_phases(folder: Path) -> list[tuple[int, Config]]:
-    """(first unit, configuration) of each part of a run and its trunks, in order: one of a plain
-    run, three of a pulse."""
+    """List (first unit, configuration) of each part of a run and its trunks, in order: one of a
+    plain run, three of a pulse."""
     header = read_header(folder)
     config, trunk = header["config"], trunk_of(folder)
     return [(0, config)] if trunk is None else splice_phases(list_phases(trunk), config)
 
 
 def splice_phases(before: list[tuple[int, Config]], config: Config) -> list[tuple[int, Config]]:
-    """The phases of a branch of this configuration, from its trunk's."""
+    """Make the phases of a branch of this configuration, from its trunk's."""
     branch = config["branch"]
     at, length = branch["at"], branch.get("length")
     result = [*(phase for phase in before if phase[0] < at), (at, config)]

@@ -21,7 +21,7 @@ CHAINED = ("run.json", *(f"{name}.jsonl" for name in LOGS))
 
 
 class RunningDigest:
-    """The number of a file's lines and their running digest."""
+    """Keeps the number of a file's lines and their running digest."""
 
     def __init__(self, lines: Iterable[bytes] = (), before: RunningDigest | None = None) -> None:
         self.lines: int = before.lines if before else 0
@@ -36,12 +36,12 @@ class RunningDigest:
 
 
 def sum_files(folder: Path) -> dict[str, RunningDigest]:
-    """The checksum of each file of a record, by name."""
+    """Compute the checksum of each file of a record, by name."""
     return {name: RunningDigest(_read_whole_lines(folder / name)) for name in CHAINED}
 
 
 def shorten_chain(folder: Path) -> bytes:
-    """The text of ``chain.jsonl`` for an archive: the last state of each file alone.
+    """Write the text of ``chain.jsonl`` for an archive: the last state of each file alone.
 
     The states before it are digests of lines that the archive has, so they can be computed from it.
     The empty last line says that nothing was announced and not written. A chain stays whole if its
@@ -59,7 +59,7 @@ def shorten_chain(folder: Path) -> bytes:
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Lines with their ends; text after the last newline is a line, too."""
+    """Split a text into lines with their ends; text after the last newline is a line, too."""
     *lines, rest = text.split(b"\n")
     return [line + b"\n" for line in lines] + [rest] * bool(rest)
 
@@ -72,7 +72,7 @@ def _read_whole_lines(path: Path) -> list[bytes]:
 
 
 def find_edit(folder: Path, growing: bool = False) -> str | None:
-    """The first file and line that are not as they were written, in words; or None.
+    """Find the first file and line that are not as they were written, in words; None if all are.
 
     Args:
         growing: a process is writing, so that files may be ahead of the chain as it was read.

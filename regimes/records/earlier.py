@@ -17,7 +17,7 @@ LEFT: dict[str, Any] = {"vmap": False, "optimizer.cycle_factor": 1}
 
 
 def with_present_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded configuration with the present names of keys and values."""
+    """Return a recorded configuration with the present names of keys and values."""
     current = {}
     for key, value in config.items():
         renamed = RENAMED_VALUES.get(key, {}) if isinstance(value, str | bool) else {}
@@ -26,7 +26,7 @@ def with_present_names(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_present(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded configuration as this version would have written it, if it can: `LEFT` with
+    """Return a recorded configuration as this version would have written it, if it can: `LEFT` with
     another value stays, and no class takes it."""
     plain = with_present_names(config)
     if plain.get("instruments") == []:  # the first records wrote a list where there were none
@@ -41,7 +41,7 @@ def as_present(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_fields_that_left(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A plain configuration with `LEFT`, in those of its tables that it has: records with and
+    """Add `LEFT` to a plain configuration, in those of its tables that it has: records with and
     without these fields then compare."""
     whole = dict(config)
     for path, usual in LEFT.items():

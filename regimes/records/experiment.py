@@ -38,7 +38,7 @@ FREE_ON_RESUME = {  # quirks show in other fields
 
 
 def identify_experiment(run: Record) -> Fields:
-    """The fields in which all runs of an experiment agree."""
+    """Return the fields in which all runs of an experiment agree."""
     return run.identity
 
 
@@ -50,8 +50,9 @@ def _by_name(runs: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def separate_experiments(runs: Iterable[Record]) -> list[Record]:
-    """The runs. Those of one name that are not of the same experiment get the fields in which they
-    differ as `Record.variant`, a part of their name: "low (optimizer.lr=0.2)".
+    """Tell experiments of one name apart: runs of one name that are not of the same experiment get
+    the fields in which they differ as `Record.variant`, a part of their name: "low
+    (optimizer.lr=0.2)".
 
     Raises:
         RecordError: two runs of one experiment have the same seed.
@@ -106,7 +107,7 @@ def _distinguishing(differences: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def list_variants(runs: Iterable[Record], name: str) -> list[str]:
-    """The names of runs that were called ``name``, but are not of one experiment."""
+    """List the names of runs that were called ``name``, but are not of one experiment."""
     return list(dict.fromkeys(r.name for r in runs if r.variant and r.config["name"] == name))
 
 
@@ -135,7 +136,7 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def sibling_difference(config: Mapping[str, Any], folder: Path) -> str:
-    """A sentence on how a run that will start in ``folder`` differs from one of its name in a
+    """Say in a sentence how a run that will start in ``folder`` differs from one of its name in a
     sibling folder; empty if none differs.
 
     Args:
@@ -164,8 +165,8 @@ def _comparable(config: Mapping[str, Any]) -> Fields:
 
 
 def write_notes(runs: Iterable[Record]) -> list[str]:
-    """Sentences on the averages: experiments of one name that are shown apart, runs of other code
-    or on another machine, seeds that chose the configuration they ran."""
+    """Write sentences on the averages: experiments of one name that are shown apart, runs of other
+    code or on another machine, seeds that chose the configuration they ran."""
     groups = _by_name(runs)
     experiments: defaultdict[str, list[Fields]] = defaultdict(list)
     tuned = []
@@ -188,7 +189,7 @@ def write_notes(runs: Iterable[Record]) -> list[str]:
 
 
 def mixed_circumstances(groups: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Sentences on the groups, each averaged as one, that mix code or machines."""
+    """Write sentences on the groups, each averaged as one, that mix code or machines."""
     by_text: defaultdict[str, list[str]] = defaultdict(list)
     for name, runs in groups.items():
         differ = differing_fields(

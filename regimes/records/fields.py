@@ -34,8 +34,8 @@ Fields = dict[str, Any]
 
 
 def resolve_config(config: Mapping[str, Any]) -> Fields:
-    """A recorded configuration, with defaults for the fields that its version lacked or this one
-    has no more, so that both versions' records compare."""
+    """Return a recorded configuration, with defaults for the fields that its version lacked or this
+    one has no more, so that both versions' records compare."""
     own = as_present(config)
     try:
         return with_fields_that_left(to_dict(from_dict(RunConfig, own)))
@@ -50,7 +50,7 @@ def resolve_config(config: Mapping[str, Any]) -> Fields:
 
 
 def header_fields(header: Header, rows: Sequence[Row]) -> Fields:
-    """The fields of a header without its name and `STORAGE`: ``{"optimizer.lr": 0.4,
+    """Return the fields of a header without its name and `STORAGE`: ``{"optimizer.lr": 0.4,
     "data.digest": "e12f..."}``. Fields without a value are left out."""
     config = header["config"]
     # an older version did not write the field "units"
@@ -81,12 +81,12 @@ def _resolved_but_seed(config: str) -> Fields:
 
 
 def is_circumstance(field: str) -> bool:
-    """May runs of the same experiment differ in it?"""
+    """Answer whether runs of the same experiment may differ in a field."""
     return field != "world.workers" and field.partition(".")[0] in CIRCUMSTANCES
 
 
 def identifying_fields(fields: Fields, per_seed: Iterable[str]) -> Fields:
-    """The fields without the seed, circumstances, and what each seed has of its own.
+    """Return the fields without the seed, circumstances, and what each seed has of its own.
 
     Args:
         per_seed: fields or tables that differ between the seeds of one experiment.
@@ -101,7 +101,8 @@ def identifying_fields(fields: Fields, per_seed: Iterable[str]) -> Fields:
 
 
 def differing_fields(tables: Sequence[Fields]) -> dict[str, list[str]]:
-    """The fields in which some of the tables differ, each with its value in every table as text."""
+    """Find the fields in which some of the tables differ, each with its value in every table as
+    text."""
     if all(table == tables[0] for table in tables):  # nearly always, and found out at once
         return {}
     names = dict.fromkeys(name for table in tables for name in table)
@@ -117,7 +118,7 @@ def differing_fields(tables: Sequence[Fields]) -> dict[str, list[str]]:
 
 
 def field_text(field: str, value: Any) -> str:
-    """A value for a name: short, as ``--set`` and ``--where`` take it."""
+    """Write a value for a name: short, as ``--set`` and ``--where`` take it."""
     text = _full_text(value)
     if field.endswith("digest"):
         return text[:8]
@@ -132,7 +133,7 @@ def _full_text(value: Any) -> str:
 
 
 def differences_text(differences: Mapping[str, Sequence[str]], most: int = 4) -> str:
-    """Fields, each with its distinct values."""
+    """Write fields, each with its distinct values."""
     parts = []
     for name, values in differences.items():
         distinct = list(dict.fromkeys(values))

@@ -32,14 +32,16 @@ def check_regular(path: Path) -> None:
 
 
 def opened_to_append(path: Path) -> BinaryIO:
-    """A regular file, made if there is none. Links are not followed, and opening never blocks."""
+    """Open a regular file, made if there is none. Links are not followed, and opening never
+    blocks."""
     check_regular(path)  # for its words; the flags refuse what takes the file's place after it
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def opened_to_read(path: Path) -> BinaryIO:
-    """A regular file, or a link to one. OSError for others: reading one could block forever."""
+    """Open a regular file, or a link to one. OSError for others: reading one could block
+    forever."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -61,7 +63,7 @@ def _write_synced(file: BinaryIO, content: bytes) -> None:
 
 
 def append_synced(path: Path, content: bytes) -> None:
-    """At the end of a file, synced. On an OSError the file is as before."""
+    """Append to a file, synced. On an OSError the file is as before."""
     file = opened_to_append(path)
     start = file.tell()
     try:
@@ -73,7 +75,8 @@ def append_synced(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """To a new file, synced, then renamed over ``path``: readers see the old or the new content.
+    """Write to a new file, synced, which is then renamed over ``path``: readers see the old or the
+    new content.
 
     A symbolic link is refused: following it would change a file that the user did not name (a link
     may come out of an archive), and replacing it would not change the file that the user meant.
@@ -101,7 +104,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def record_folder(out: str | Path) -> Path:
-    """The folder of a record, as a path.
+    """Return the folder of a record, as a path.
 
     Raises:
         RecordError: an empty text, which would be the current folder; a name that no file can have.
@@ -130,7 +133,8 @@ def check_output(path: Path) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """A file that a user asked for: ``write_atomically`` after `check_output`; makes its folder."""
+    """Write a file that a user asked for: ``write_atomically`` after `check_output`; makes its
+    folder."""
     check_output(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,12 +144,13 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """A frame as CSV in full precision, without its index."""
+    """Write a frame as CSV in full precision, without its index."""
     write_output(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
 def in_use(folder: Path) -> bool:
-    """Does a process hold the record's lock? The test takes it, shared, for an instant."""
+    """Answer whether a process holds the record's lock. The test takes it, shared, for an
+    instant."""
     if not (folder / ".lock").is_file():  # opening a pipe would block
         return False
     try:

@@ -21,7 +21,8 @@ NOT_RECORDED = "not recorded"
 
 
 def without_defaults(header: Header) -> Header:
-    """A hook's header with the known part of its configuration; a trainer's header as it is."""
+    """Return a hook's header with the known part of its configuration; a trainer's header as it
+    is."""
     if not is_hooked(header):
         return header
     config = header["config"]
@@ -42,7 +43,7 @@ def _optimizer(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_fields(header: Header) -> list[str]:
-    """The fields that a reader looks for and a hook's header lacks; none of a trainer's."""
+    """List the fields that a reader looks for and a hook's header lacks; none of a trainer's."""
     if not is_hooked(header):
         return []
     config = header["config"]

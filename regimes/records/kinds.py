@@ -18,7 +18,7 @@ SINGLE = {*NUMBERS_OR_NULL, bool, str}  # neither lists nor tables
 
 
 class ValueKind(NamedTuple):
-    """A kind of single value: the test, and how an error describes what was expected."""
+    """Describes a kind of single value: the test, and how an error describes what was expected."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -26,7 +26,8 @@ class ValueKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Object:
-    """A table: required and optional keys, and the kind of all others (None is `FREE`)."""
+    """Describes a table: required and optional keys, and the kind of all others (None is
+    `FREE`)."""
 
     required: dict[str, Any] = field(default_factory=dict)
     optional: dict[str, Any] = field(default_factory=dict)
@@ -38,8 +39,8 @@ class Object:
 
     @cached_property
     def fits(self) -> Callable[[Any], bool]:
-        """Whether a table has no fault. Every row of every file is checked, and nearly all are
-        good: the kinds of the keys are looked up once, not at each value."""
+        """Return the test whether a table has no fault. Every row of every file is checked, and
+        nearly all are good: the kinds of the keys are looked up once, not at each value."""
         own = {key: _is_of_kind(kind) for key, kind in self.known.items()}.get
         other, required = _is_of_kind(self.extra or FREE), self.required.keys()
 
@@ -55,13 +56,13 @@ class Object:
 
 
 class Items(NamedTuple):
-    """A list of values of one kind."""
+    """Describes a list of values of one kind."""
 
     of: Any
 
 
 class Nullable(NamedTuple):
-    """A value or null."""
+    """Describes a value or null."""
 
     kind: Any
 
@@ -141,7 +142,8 @@ TABLES = ValueKind(
 
 
 def find_fault(value: Any, kind: Any) -> str | None:
-    """The first value of another kind, its place and what was expected, in words; None if all fit.
+    """Find the first value of another kind, its place and what was expected, in words; None if all
+    fit.
 
     >>> find_fault({"time": {"end": "noon"}}, Object({"time": Object(extra=COUNT)}))
     "time.end is 'noon', expected a whole number from 0 up"

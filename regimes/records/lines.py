@@ -23,7 +23,7 @@ DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
 def read_content(path: Path) -> bytes:
-    """A file of a record; empty if there is none.
+    """Read a file of a record; empty if there is none.
 
     Raises:
         RecordError: it cannot be read, is no regular file (reading a pipe or a device may never
@@ -48,8 +48,8 @@ def _opened(path: Path) -> Iterator[BinaryIO | None]:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """The lines of a file without a torn end: what follows the last newline, and a last line that
-    is no JSON."""
+    """Read the lines of a file without a torn end: what follows the last newline, and a last line
+    that is no JSON."""
     lines = read_content(path).split(b"\n")[:-1]
     return lines[:-1] if lines and parse_line(lines[-1]) is None else lines
 
@@ -63,7 +63,8 @@ def _ended_lines(path: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def parse_line(text: bytes) -> dict[str, Any] | None:
-    """A table out of JSON, or None. NaN and Infinity, which JSON lacks, become null."""
+    """Parse a table out of JSON; None of anything else. NaN and Infinity, which JSON lacks, become
+    null."""
     try:
         # as `json.detect_encoding` finds at more length
         encoding = "utf-8" if text.startswith(b'{"') else json.detect_encoding(text)
@@ -76,7 +77,7 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, first: int | None = None) -> list[dict[str, Any]]:
-    """The complete lines of a ``.jsonl`` file; a torn last line is left out.
+    """Read the complete lines of a ``.jsonl`` file; a torn last line is left out.
 
     Args:
         first: the epoch that the file begins with, if the record's header has been read.
@@ -90,12 +91,12 @@ def read_lines(path: Path, first: int | None = None) -> list[dict[str, Any]]:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """The event log of a record; see `read_lines`."""
+    """Read the event log of a record; see `read_lines`."""
     return cast("list[Event]", read_lines(folder / "events.jsonl"))
 
 
 class Growing:
-    """The complete lines of a file that grows; ``read`` parses only what is new."""
+    """Reads the complete lines of a file that grows; ``read`` parses only what is new."""
 
     def __init__(self, path: Path, first: int | None = None) -> None:
         self.path, self._first, self._seen = path, first, (0, 0, 0)
@@ -107,12 +108,16 @@ class Growing:
         self._order = _Order(self.path, self._first)
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines, in one list that grows; see `read_lines`. A file that was replaced, or cut
-        within these lines, is read anew."""
+        """Return all lines, in one list that grows; see `read_lines`. A file that was replaced, or
+        cut within these lines, is read anew."""
         now = file_state(self.path)
         if now == self._seen:
             return self.lines
-        if now[0] != self._seen[0] or now[2] < self._end or not self._continues():
+        other = now[0] != self._seen[0] or now[2] < self._end
+        if not other and self._last:  # is the last line that was read still where it was?
+            start = self._end - len(self._last)
+            other = next(_ended_lines(self.path, start), None) != self._last[:-1]
+        if other:
             self._clear()
         self._seen = 0, 0, 0  # until all is read
         with collection_paused():
@@ -121,10 +126,6 @@ class Growing:
         self.lines += new
         self._seen = now
         return self.lines
-
-    def _continues(self) -> bool:
-        start = self._end - len(self._last)
-        return not self._last or next(_ended_lines(self.path, start), None) == self._last[:-1]
 
     def _parsed(self) -> list[dict[str, Any]]:
         new: list[dict[str, Any]] = []
@@ -158,7 +159,8 @@ class Growing:
 
 
 def file_state(path: Path) -> tuple[int, int, int]:
-    """What changes with a file: its number, time of change and size; zeros if there is none."""
+    """Return what changes with a file: its number, time of change and size; zeros if there is
+    none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -190,7 +192,8 @@ def _types(values: list[Any]) -> list[type]:
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """No garbage collection: it would go through all rows again and again as they are read."""
+    """Pause garbage collection, which would go through all rows again and again as they are
+    read."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -230,7 +233,7 @@ class _Order:
 
 
 def read_header(folder: Path) -> Header:
-    """``run.json``, of a hook's record what is known (`hooked`); RecordError if it is missing,
+    """Read ``run.json``, of a hook's record what is known (`hooked`); RecordError if it is missing,
     damaged, or of a later version."""
     path = folder / "run.json"
     if not os.path.lexists(path):
@@ -250,7 +253,7 @@ def read_header(folder: Path) -> Header:
 
 
 def branch_table(folder: Path) -> dict[str, Any]:
-    """``config.branch`` of the record in a folder; empty where it is no branch, or damaged."""
+    """Read ``config.branch`` of the record in a folder; empty where it is no branch, or damaged."""
     table: Any = parse_line(read_content(folder / "run.json"))
     for key in ("config", "branch"):
         table = table.get(key) if isinstance(table, dict) else None

@@ -22,12 +22,12 @@ PACKAGE = Path(__file__).parents[1]
 
 @functools.cache
 def code_digest() -> str:
-    """SHA-256 over the package's source files; processes compare it at start-up."""
+    """Compute SHA-256 over the package's source files; processes compare it at start-up."""
     return digest_of((p.relative_to(PACKAGE), p.read_bytes()) for p in PACKAGE.rglob("*.py"))
 
 
 def digest_of(files: Iterable[tuple[PurePath, bytes]]) -> str:
-    """The digest of (path within the package, content) pairs, in any order."""
+    """Digest (path within the package, content) pairs, in any order."""
     digest = hashlib.sha256()
     for path, content in sorted(files):
         digest.update(str(path).encode())
@@ -36,7 +36,8 @@ def digest_of(files: Iterable[tuple[PurePath, bytes]]) -> str:
 
 
 def find_commit() -> str | None:
-    """The commit of the checkout that the package runs from, with "+" if it has changes."""
+    """Find the commit of the checkout that the package runs from, with "+" if it has changes; None
+    without a checkout."""
     try:
         return _run_git("describe", "--always", "--dirty=+", "--abbrev=12").strip()
     except (OSError, subprocess.SubprocessError):
@@ -44,8 +45,8 @@ def find_commit() -> str | None:
 
 
 def find_changes() -> list[str] | None:
-    """Files of the package that differ from the checkout's last commit: changed, deleted, or
-    unknown to git, ignored ones as well; None where the package is no checkout."""
+    """List the files of the package that differ from the checkout's last commit: changed, deleted,
+    or unknown to git, ignored ones as well; None where the package is no checkout."""
     try:
         _run_git("ls-files", "--error-unmatch", "__init__.py")
         changed = _run_git("diff", "--name-only", "--relative", "HEAD", "--", ".")
@@ -63,7 +64,7 @@ def _run_git(*words: str) -> str:
 def describe_code(
     config: Mapping[str, Any] | None = None, objects: Iterable[Any] = ()
 ) -> dict[str, str | None]:
-    """Version, commit and digest of this package, and `own_code`."""
+    """Describe this package by version, commit and digest, and further code by `own_code`."""
     from regimes import __version__
 
     ours = {"version": __version__, "commit": find_commit(), "digest": code_digest()}
@@ -77,8 +78,8 @@ NOT_OWN = {*sys.stdlib_module_names, "regimes", "torch", "numpy"}
 
 
 def own_code(config: Mapping[str, Any], objects: Iterable[Any] = ()) -> dict[str, str]:
-    """SHA-256 of the file of each module that a run takes classes or functions from and that is
-    none of this package: ``{"mine.digest": "3f1a..."}``. A file that cannot be read is
+    """Compute SHA-256 of the file of each module that a run takes classes or functions from and
+    that is none of this package: ``{"mine.digest": "3f1a..."}``. A file that cannot be read is
     ``{"mine": "source unreadable"}``. Modules that these import are not read.
 
     Args:
@@ -123,7 +124,8 @@ def _digest_source(module: str, thing: Any) -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Python, libraries, processor and threads; the GPU and its libraries if one is in use."""
+    """Describe Python, libraries, processor and threads; the GPU and its libraries if one is in
+    use."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -143,7 +145,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def find_peers() -> list[list[int]]:
-    """For each GPU of this process: the GPUs with memory that it can read directly."""
+    """List, for each GPU of this process, the GPUs with memory that it can read directly."""
     import torch
 
     gpus = range(torch.cuda.device_count())
@@ -169,7 +171,7 @@ def _describe_gpu() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's name, as far as the system knows it; a name without a number, as virtual
+    """Name the processor, as far as the system knows it; a name without a number, as virtual
     machines give it, has family and model beside it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -71,22 +71,22 @@ class Record:
 
     @property
     def name(self) -> str:
-        """The schedule's name: only seeds of one experiment share it, see
+        """Return the schedule's name: only seeds of one experiment share it, see
         `experiment.separate_experiments`."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 
     @cached_property
     def epochs(self) -> pd.DataFrame:
-        """One row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes, seconds_*,
-        validation_loss and validation_metric where samples were held out, what a hook's user has
-        logged (`logged_values`), and ``total_floats``, ``total_bytes`` summed up to the epoch's
-        end."""
+        """Give one row per epoch: epoch, lr, train_loss, test_loss, metric, floats, bytes,
+        seconds_*, validation_loss and validation_metric where samples were held out, what a hook's
+        user has logged (`logged_values`), and ``total_floats``, ``total_bytes`` summed up to the
+        epoch's end."""
         return _epochs_table(self.rows, self.clock)
 
     def column(self, name: str) -> np.ndarray | None:
-        """A column of `epochs`; None if there is none. What every row has is taken out of the rows:
-        a frame for each of many runs takes longer than reading them."""
+        """Return a column of `epochs`; None if there is none. What every row has is taken out of
+        the rows: a frame for each of many runs takes longer than reading them."""
         import numpy as np
 
         if name in IN_EVERY_ROW and self.rows and "epochs" not in vars(self):
@@ -96,26 +96,26 @@ class Record:
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """One row per epoch and layer: level, floats, bytes, why, and each statistic."""
+        """Give one row per epoch and layer: level, floats, bytes, why, and each statistic."""
         return layers_table([layer["name"] for layer in self.header["layers"]], self.rows)
 
     @cached_property
     def fields(self) -> Fields:
-        """The header by dotted path; see `fields.header_fields`."""
+        """Return the header by dotted path; see `fields.header_fields`."""
         return header_fields(self.header, self.rows)
 
     @cached_property
     def identity(self) -> Fields:
-        """The fields in which all runs of the experiment agree, see `experiment`."""
+        """Return the fields in which all runs of the experiment agree, see `experiment`."""
         yoked = ("policy.layers",) if self.config["name"].startswith(YOKED) else ()
         return identifying_fields(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 
     def varied(self, variant: str) -> Record:
-        """A copy with another variant."""
+        """Copy it, with another variant."""
         return self._changed(variant=variant)
 
     def called(self, name: str) -> Record:
-        """A copy with another name of the schedule, which is its role, too."""
+        """Copy it, with another name of the schedule, which is its role, too."""
         config = self.config | {"name": name, "role": name}
         return self._changed(header=self.header | {"config": config})
 
@@ -132,7 +132,7 @@ class Record:
 
     @property
     def rate(self) -> float:
-        """The configured learning rate; nan where it is unknown."""
+        """Return the configured learning rate; nan where it is unknown."""
         known = (self.config["optimizer"] or {}).get("lr")
         return math.nan if known is None else float(known)
 
@@ -142,13 +142,13 @@ class Record:
 
     @property
     def hooked(self) -> bool:
-        """Did a hook write the record, of a user's own training?"""
+        """Answer whether a hook wrote the record, of a user's own training."""
         return is_hooked(self.header)
 
     def tested_rows(self) -> list[Row]:
-        """The rows of the units after which the run was tested: of a hook's record, those in which
-        its script has logged a metric; of others every ``evaluate_every``-th and the last one, and
-        where the metric of such a unit is None, it was not finite."""
+        """Return the rows of the units after which the run was tested: of a hook's record, those in
+        which its script has logged a metric; of others every ``evaluate_every``-th and the last
+        one, and where the metric of such a unit is None, it was not finite."""
         if self.hooked:
             return [row for row in self.rows if row["metric"] is not None]
         every, end = self.config.get("evaluate_every", 1), self.rows[-1] if self.finished else None
@@ -168,7 +168,7 @@ class Record:
 
     @property
     def statistic(self) -> str:
-        """The column of ``layers`` that the run's detectors read."""
+        """Name the column of ``layers`` that the run's detectors read."""
         return f"norm:{self.config['signal']}"
 
 
@@ -205,7 +205,7 @@ def load(folder: str | Path) -> Record:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """Every run in or under a folder, sorted."""
+    """Find every run in or under a folder, sorted."""
     return sorted(path.parent for path in Path(folder).rglob("run.json"))
 
 
@@ -235,8 +235,8 @@ def _as_floats(table: pd.DataFrame, names: Iterable[str]) -> None:
 
 
 def logged_values(rows: Sequence[Row]) -> dict[str, str]:
-    """The further values that a user's training has logged: name to column of the epochs, which
-    begins with "logged_" where another column has the name."""
+    """Map the further values that a user's training has logged, by name, to columns of the epochs;
+    a column begins with "logged_" where another column has the name."""
     names = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
     taken = {*OF_RUN, *(name for row in rows for name in _scalars(row))} if names else ()
     return {

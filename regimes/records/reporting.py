@@ -30,8 +30,8 @@ def check_reporters(names: Sequence[str]) -> None:
 
 
 def make_reporters(names: Sequence[str], folder: Path) -> list[Any]:
-    """The reporters of these names, for the run in a folder. ConfigError for an unknown name, a
-    missing package or method, or an exception while one is made."""
+    """Make the reporters of these names, for the run in a folder. ConfigError for an unknown name,
+    a missing package or method, or an exception while one is made."""
     instances = []
     for name in names:
         cls = REPORTERS.load(name)

@@ -32,8 +32,8 @@ ByOperation = Annotated[dict[str, float], Object({"mean": AMOUNT, "gather": AMOU
 
 
 class Collectives(TypedDict):
-    """What one worker's part of a unit was sent in, by operation ("mean", "gather", ...); "dense":
-    the bytes of the same without compression, where they were counted."""
+    """Says in what one worker's part of a unit was sent, by operation ("mean", "gather", ...);
+    "dense": the bytes of the same without compression, where they were counted."""
 
     calls: ByOperation
     bytes: ByOperation
@@ -41,14 +41,14 @@ class Collectives(TypedDict):
 
 
 class Unit(TypedDict):
-    """Steps, counted at ``batch_size``."""
+    """Spans steps, counted at ``batch_size``."""
 
     first: Count
     stop: Count
 
 
 class Batch(TypedDict, total=False):
-    """What the policy of the batch size chose: ``multiple`` times ``batch_size``."""
+    """Says what the policy of the batch size chose: ``multiple`` times ``batch_size``."""
 
     level: str | None
     multiple: Steps
@@ -56,7 +56,7 @@ class Batch(TypedDict, total=False):
 
 
 class Sync(TypedDict, total=False):
-    """What the policy of local steps chose, and how many synchronisations there were."""
+    """Says what the policy of local steps chose, and how many synchronisations there were."""
 
     level: str | None
     period: Steps
@@ -65,7 +65,7 @@ class Sync(TypedDict, total=False):
 
 
 class Data(TypedDict):
-    """The data set: SHA-256 and numbers of samples, or of tokens and of words."""
+    """Describes the data set: SHA-256 and numbers of samples, or of tokens and of words."""
 
     digest: str | None
     train: NotRequired[Count | None]
@@ -80,7 +80,7 @@ class Data(TypedDict):
 
 
 class Cost(TypedDict):
-    """What one worker sends in a step at one level; ``layers`` are the floats of each layer,
+    """Says what one worker sends in a step at one level; ``layers`` are the floats of each layer,
     ``whole`` the names of those that are sent whole, because the level would not send less."""
 
     floats: Amount
@@ -100,7 +100,7 @@ Churn = Annotated[  # of workers that could be absent, up to version 0.4
 
 
 class LayerColumns(TypedDict):
-    """One value per layer."""
+    """Holds one value per layer."""
 
     level: Texts
     floats: Amounts
@@ -109,7 +109,7 @@ class LayerColumns(TypedDict):
 
 
 class Row(TypedDict):
-    """A line of ``epochs.jsonl``; null is what was not logged, or was not finite."""
+    """Holds a line of ``epochs.jsonl``; null is what was not logged, or was not finite."""
 
     epoch: Epoch
     lr: float
@@ -155,7 +155,7 @@ class FileState(TypedDict):
 
 
 class Trunk(TypedDict):
-    """What a branch shares with another record, see `branches`."""
+    """Says what a branch shares with another record, see `branches`."""
 
     files: dict[str, FileState]  # of the trunk's, before the branch
     before: dict[str, Any]  # the trunk's values of the fields that the branch has changed
@@ -163,7 +163,7 @@ class Trunk(TypedDict):
 
 
 class Header(TypedDict):
-    """``run.json``."""
+    """Holds the content of ``run.json``."""
 
     schema: Steps
     config: dict[str, Any]
@@ -182,7 +182,7 @@ class Header(TypedDict):
 
 
 class Event(TypedDict):
-    """A line of ``events.jsonl``: "start", "resume", "stopped", "end", ..."""
+    """Holds a line of ``events.jsonl``: "start", "resume", "stopped", "end", ..."""
 
     time: str
     event: Name
@@ -190,13 +190,13 @@ class Event(TypedDict):
 
 
 class Announcement(TypedDict):
-    """A line of ``chain.jsonl``: the states that files are going to have, see `chain`."""
+    """Holds a line of ``chain.jsonl``: the states that files are going to have, see `chain`."""
 
     files: dict[str, FileState]
 
 
 def is_hooked(header: Mapping[str, Any]) -> bool:
-    """Did a hook, a callback or ``local_steps`` write the record?"""
+    """Answer whether a hook, a callback or ``local_steps`` wrote the record."""
     return header.get("written_by") == "hook"
 
 
@@ -242,7 +242,7 @@ def _kind_of_annotation(hint: Any) -> Any:
 
 @functools.cache
 def row_kinds() -> dict[str, Object]:
-    """The kind of each file's lines."""
+    """Return the kind of each file's lines."""
     clocks = Object(extra=Items(kinds.SECONDS))
     return {
         "epochs.jsonl": _kind_of_annotation(Row),
@@ -290,7 +290,7 @@ def _header_kind() -> Object:
 
 
 def header_fault(table: Any) -> str | None:
-    """What in a header is of another kind or contradicts itself, or None."""
+    """Find what in a header is of another kind or contradicts itself; None if nothing is."""
     if why := find_fault(table, _header_kind()):
         return why
     names, world = [layer["name"] for layer in table["layers"]], table["world"]
@@ -319,7 +319,7 @@ def header_fault(table: Any) -> str | None:
 
 
 def row_fault(header: Header, row: Row) -> str | None:
-    """What in a row does not fit the header, or None."""
+    """Find what in a row does not fit the header; None if all fits."""
     count = len(header["layers"])
     for table in ("layers", "statistics"):
         for name, values in cast("dict[str, Any]", row[table]).items():

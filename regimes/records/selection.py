@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Selection:
-    """What a command reads.
+    """Says what a command reads.
 
     Attributes:
         where: conditions FIELD=VALUE.
@@ -82,7 +82,7 @@ def select_while_loading(
 
 
 def select_and_separate(runs: Iterable[Record], where: Sequence[str] = ()) -> list[Record]:
-    """The runs that ``where`` and the command select (`select_runs`), separated by
+    """Return the runs that ``where`` and the command select (`select_runs`), separated by
     `separate_experiments`."""
     command = _selection.get() or Selection()
     selected = _in_roles(select_runs(select_runs(runs, command.where), where), command.roles)
@@ -121,8 +121,8 @@ def _in_roles(runs: Sequence[Record], roles: Mapping[str, str]) -> list[Record]:
 
 
 def select_runs(runs: Iterable[Record], where: Sequence[str]) -> list[Record]:
-    """The runs with each value in their header, e.g. ``["optimizer.lr=0.4", "name=low"]``: a value
-    as in a configuration, the beginning of a digest, "none" for a field without a value.
+    """Select the runs with each value in their header, e.g. ``["optimizer.lr=0.4", "name=low"]``: a
+    value as in a configuration, the beginning of a digest, "none" for a field without a value.
 
     Raises:
         ConfigError: a condition that is not FIELD=VALUE.
@@ -165,9 +165,9 @@ def _equal(field: str, recorded: Any, wanted: Any, raw: str) -> bool:
 
 
 def last_metric(run: Record, last: int = 3) -> float:
-    """The mean metric of a run's end: of the tests after the ``last`` units that end with the last
-    test. A run that is tested more seldom has one test there; earlier ones are not of its end. It
-    is nan where there is no test, or where the metric was not finite in one of these."""
+    """Average the metric of a run's end: of the tests after the ``last`` units that end with the
+    last test. A run that is tested more seldom has one test there; earlier ones are not of its end.
+    It is nan where there is no test, or where the metric was not finite in one of these."""
     import numpy as np
 
     tested = run.tested_rows()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RunList(list["Record"]):
-    """Runs, as a list; a notebook shows a row for each schedule."""
+    """Holds runs, as a list; a notebook shows a row for each schedule."""
 
     def _repr_html_(self) -> str:
         by_name: dict[str, list[Record]] = {}
@@ -24,7 +24,7 @@ class RunList(list["Record"]):
 
 
 def of_run(run: Record) -> dict[str, Any]:
-    """A run in a few words."""
+    """Describe a run in a few words."""
     shown = {
         "schedule": run.name,
         "seed": run.seed,

@@ -9,13 +9,13 @@ NAMED = 3  # layers, before the rest are dots
 
 
 def whole_layers(header: Header, level: str) -> list[str]:
-    """The names of the layers that are sent whole at a level of the configuration."""
+    """Name the layers that are sent whole at a level of the configuration."""
     cost = header["per_step"].get(level)
     return cost.get("whole", []) if cost else []
 
 
 def describe_whole_layers(header: Header) -> list[str]:
-    """A sentence for each level at which layers are sent whole."""
+    """Write a sentence for each level at which layers are sent whole."""
     count, sentences = sum(layer["compressed"] for layer in header["layers"]), list[str]()
     for level, value in header["config"]["levels"].items():
         if names := whole_layers(header, level):

@@ -151,7 +151,8 @@ class RecordWriter:
         seconds: Mapping[str, Any],
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append one epoch; on the disk when this returns, and absent if it cannot be written."""
+        """Append one epoch; it is on the disk when this returns, and absent if it cannot be
+        written."""
         at = {"epoch": row["epoch"]}
         instruments = [
             ("instruments.jsonl", {**at, "instrument": name, **detail})
@@ -161,7 +162,7 @@ class RecordWriter:
         self._append([("seconds.jsonl", {**at, **seconds}), *instruments, ("epochs.jsonl", row)])
 
     def state(self, name: str) -> FileState:
-        """The number of lines of a file, as written so far, and their digest."""
+        """Return the number of lines of a file, as written so far, and their digest."""
         return self._sums[name].state
 
     def event(self, what: str, **details: Any) -> None:

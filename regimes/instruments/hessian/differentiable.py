@@ -31,7 +31,7 @@ REMEDY = "compute it by operations that torch differentiates twice, or measure n
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Activation checkpoints of the model store their activations inside.
+    """Let activation checkpoints of the model store their activations inside.
 
     A re-entrant one supports neither ``autograd.grad`` nor a second derivative. The other kind runs
     its part again in each product, when the model is no longer in the mode of the measurement.
@@ -62,8 +62,8 @@ def _no_recomputation(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Attention has a second derivative inside: of torch's kernels only the one of plain matrix
-    products has. Activation checkpoints are left out."""
+    """Give attention a second derivative inside: of torch's kernels only the one of plain matrix
+    products has one. Activation checkpoints are left out."""
     with without_checkpoints(), sdpa_kernel(SDPBackend.MATH):
         yield
 
@@ -90,13 +90,13 @@ def named_operation() -> Iterator[None]:
 
 
 def fixed_vectors(dimension: int, like: Tensor) -> Float[Tensor, "2 dimension"]:
-    """u and v, the same in every measurement and on every process."""
+    """Draw u and v, the same in every measurement and on every process."""
     pair = torch.randn(2, dimension, generator=make_generator(0, "symmetry"), dtype=like.dtype)
     return pair.to(like.device)
 
 
 def asymmetry(pair: Float[Tensor, "2 d"], images: Float[Tensor, "2 d"]) -> float:
-    """|u'Hv - v'Hu| / sqrt(|Hu|^2 + |Hv|^2), from u, v and Hu, Hv.
+    """Compute |u'Hv - v'Hu| / sqrt(|Hu|^2 + |Hv|^2), from u, v and Hu, Hv.
 
     For normal u and v it is about |H - H'| / |H| in Frobenius norms, whatever the dimension, and
     about the relative error of a product where H is symmetric.
@@ -107,7 +107,7 @@ def asymmetry(pair: Float[Tensor, "2 d"], images: Float[Tensor, "2 d"]) -> float
 
 
 def rounding_error(images: Float[Tensor, "2 d"], of_sum: Float[Tensor, " d"]) -> float:
-    """|H(u + v) - Hu - Hv|, relative to the same size: what products lose by rounding.
+    """Compute |H(u + v) - Hu - Hv|, relative to the same size: what products lose by rounding.
 
     It grows without limit where a loss tends to zero, because its curvature is then a difference of
     large terms.
@@ -127,13 +127,13 @@ ROUNDINGS = 100
 
 
 def negligible_asymmetry(dtype: torch.dtype) -> float:
-    """An asymmetry that needs no third product to be explained: 3e-4 in float32, 1e-8 in
+    """Return an asymmetry that needs no third product to be explained: 3e-4 in float32, 1e-8 in
     float64."""
     return torch.finfo(dtype).eps ** 0.5
 
 
 def not_symmetric(functions: list[str]) -> ConfigError:
-    """The error for products that no Hessian has."""
+    """Make the error for products that no Hessian has."""
     among = " or ".join([*functions, "a gradient hook"])
     return ConfigError(
         f"The loss has no Hessian (u'Hv is not v'Hu): {among} returns a gradient that autograd "
@@ -142,7 +142,8 @@ def not_symmetric(functions: list[str]) -> ConfigError:
 
 
 class OwnFunctions:
-    """While it is entered: the custom autograd Functions that a model's calls put in the graph."""
+    """Collects, while it is entered, the custom autograd Functions that a model's calls put in the
+    graph."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.found = model, dict[str, None]()
@@ -160,7 +161,8 @@ class OwnFunctions:
             handle.remove()
 
     def collect(self, output: Any, where: str = "in the loss") -> None:
-        """The Functions of this output that no earlier output has: inner modules return first."""
+        """Collect the Functions of this output that no earlier output has: inner modules return
+        first."""
         nodes = [x.grad_fn for x in tree_leaves(output) if isinstance(x, Tensor)]
         while nodes:
             node = nodes.pop()

@@ -34,7 +34,7 @@ LIMIT = 60  # doublings or halvings of the first guess of a critical rate
 
 @dataclass(frozen=True)
 class FisherTrace:
-    """Whole and per layer; the layers' values add up to the total's."""
+    """Holds the trace, whole and per layer; the layers' values add up to the total's."""
 
     total: Estimate
     layers: dict[str, Estimate]
@@ -53,9 +53,9 @@ def fisher_trace(
     mean: ProcessMean | None = None,
     processes: int | None = None,
 ) -> FisherTrace:
-    """The trace of the Fisher information of a classifier over (inputs, class labels), the signal
-    of Achille et al. (2019) for critical periods; parameters, buffers and ``.grad`` are restored
-    afterwards.
+    """Compute the trace of the Fisher information of a classifier over (inputs, class labels), the
+    signal of Achille et al. (2019) for critical periods; parameters, buffers and ``.grad`` are
+    restored afterwards.
 
     It is the mean over samples of the squared gradient of log p(y | x), exact over the probe set:
     the gradient of each sample is taken on its own, which costs up to four times as much as in a
@@ -138,7 +138,7 @@ def _summarise_samples(
 
 @dataclass(frozen=True)
 class CriticalSharpness:
-    """What `critical_sharpness` returns.
+    """Holds what `critical_sharpness` returns.
 
     Attributes:
         value: 2 / ``rate``; NaN if the direction is zero or leads uphill, or if the loss rises at
@@ -165,9 +165,9 @@ def critical_sharpness(
     mean: ProcessMean | None = None,
     weight: Weight = None,
 ) -> CriticalSharpness:
-    """2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises a probe
-    loss (Kalra et al. 2026, arXiv 2601.16979); parameters, buffers and ``.grad`` are restored
-    afterwards.
+    """Compute 2 / eta_c, where eta_c is the smallest rate at which a step along a direction raises
+    a probe loss (Kalra et al. 2026, arXiv 2601.16979); parameters, buffers and ``.grad`` are
+    restored afterwards.
 
     Doubles or halves a first guess until eta_c lies between two rates, then bisects: a few forward
     passes. Along the gradient g of a quadratic it is the Rayleigh quotient g'Hg / g'g, which is at

@@ -30,7 +30,8 @@ CHUNK = 2**14  # terms summed in the vectors' own precision
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Eigenvalues with vectors, and their cost. NaN where a budget ended before a value existed."""
+    """Holds eigenvalues with vectors, and their cost. NaN stands where a budget ended before a
+    value existed."""
 
     largest: Float[Tensor, " k"]  # algebraically largest eigenvalues, descending, float64
     smallest: Float[Tensor, " s"]  # algebraically smallest, ascending, float64
@@ -42,7 +43,7 @@ class Eigenpairs:
 
     @property
     def converged(self) -> bool:
-        """Whether every residual is within the tolerance."""
+        """Answer whether every residual is within the tolerance."""
         return self.stopped == "converged"
 
 
@@ -61,7 +62,7 @@ def lanczos(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Eigenpairs:
-    """The `largest` and `smallest` eigenvalues, with vectors, residuals and cost.
+    """Compute the `largest` and `smallest` eigenvalues, with vectors, residuals and cost.
 
     A pair has converged when its residual is at most `tolerance` * |lambda|, or `tolerance` times
     a thousandth of the spectral radius where |lambda| is smaller than that. The error of the value
@@ -125,7 +126,7 @@ def check_options(
 def random_direction(
     dimension: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device | str
 ) -> Float[Tensor, " d"]:
-    """A Gaussian vector drawn on the CPU, so that it is the same on every device."""
+    """Draw a Gaussian vector on the CPU, so that it is the same on every device."""
     return torch.randn(dimension, generator=generator, dtype=dtype).to(device)
 
 
@@ -201,7 +202,7 @@ def _report(space: Krylov, ends: _Ends, stopped: Stop, seconds: float) -> Eigenp
 
 
 class Krylov:
-    """V, T, F and C; `step` costs one product, everything else none. At first F is the start.
+    """Grows V, T, F and C; `step` costs one product, everything else none. At first F is the start.
 
     A vector of a network is large and new memory costs more than arithmetic on it, so V and F are
     consecutive rows of one buffer and `step` works in place.
@@ -227,7 +228,7 @@ class Krylov:
         return len(self._c) == 0  # no direction is left: the space is invariant
 
     def insert(self, direction: Float[Tensor, " d"]) -> None:
-        """Puts a direction in an empty F; one that lies in the space already is dropped."""
+        """Put a direction in an empty F; one that lies in the space already is dropped."""
         n = self.size
         if n == self.dimension:
             return
@@ -241,7 +242,7 @@ class Krylov:
             self._c = self._c.new_zeros(1, self.capacity)
 
     def ritz(self) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
-        """Ritz values in ascending order and the norms of their residuals."""
+        """Return Ritz values in ascending order and the norms of their residuals."""
         values, y = self._eigen()
         return values, (self._c[:, : self.size] @ y).norm(dim=0)
 
@@ -254,11 +255,12 @@ class Krylov:
         return self._pairs
 
     def weights(self) -> Float[Tensor, " m"]:
-        """Squared first components of the Ritz vectors: the quadrature weights of the start."""
+        """Return the squared first components of the Ritz vectors: the quadrature weights of the
+        start."""
         return self._eigen()[1][0].square()
 
     def vectors(self, index: Tensor) -> Float[Tensor, "n d"]:
-        """The Ritz vectors of some Ritz values, as unit rows."""
+        """Compute the Ritz vectors of some Ritz values, as unit rows."""
         y = self._eigen()[1][:, index].to(self.device, self.dtype)
         rows = y.mT @ self._rows[: self.size]
         for row in rows:
@@ -266,7 +268,7 @@ class Krylov:
         return rows
 
     def step(self, operator: Callable[[Tensor], Tensor]) -> None:
-        """Takes the row of F into the space. Overwrites the operator's answer, a new tensor."""
+        """Take the row of F into the space. Overwrites the operator's answer, a new tensor."""
         m = self.size
         self._t[m, :m] = self._t[:m, m] = self._c[0, :m]
         self._c, self.size, self._pairs = self._c[1:], m + 1, None
@@ -292,7 +294,7 @@ class Krylov:
             self._c[0, m] = left
 
     def restart(self, keep: list[int]) -> None:
-        """Shrinks the space to some of its Ritz vectors, which satisfy the same relation."""
+        """Shrink the space to some of its Ritz vectors, which satisfy the same relation."""
         values, y = self._eigen()
         y = y[:, keep]
         n = len(keep)
@@ -307,7 +309,7 @@ class Krylov:
 
 
 def inner_products(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[Tensor, " n"]:
-    """rows @ w in float64, from sums of few enough terms for float32.
+    """Compute rows @ w in float64, from sums of few enough terms for float32.
 
     Over 1e7 terms a float32 dot product or norm on a CPU is off by up to 1e-3, on this way by 1e-7.
     """
@@ -320,7 +322,7 @@ def inner_products(rows: Float[Tensor, "n d"], w: Float[Tensor, " d"]) -> Float[
 
 
 def vector_norm(w: Float[Tensor, " d"]) -> Float[Tensor, ""]:
-    """The Euclidean norm in float64, summed like `inner_products`."""
+    """Compute the Euclidean norm in float64, summed like `inner_products`."""
     blocks, rest = _split_blocks(w)
     return torch.cat([blocks.norm(dim=1), rest.norm()[None]]).double().norm()
 

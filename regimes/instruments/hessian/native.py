@@ -25,7 +25,7 @@ from regimes.base.torch_compat import version_of
 
 
 class Geometry(NamedTuple):
-    """The arguments of `aten.convolution` after the weights."""
+    """Holds the arguments of `aten.convolution` after the weights."""
 
     stride: list[int]
     padding: list[int]
@@ -50,7 +50,8 @@ class Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, known: Any = None
     ) -> Tensor:
-        """`known` = (y, scale, shift): the value is y * scale + shift; no need to convolve."""
+        """Convolve; with `known` = (y, scale, shift) the value is y * scale + shift, without a
+        convolution."""
         ctx.geometry, ctx.biased = geometry, b is not None
         ctx.save_for_backward(x, w)
         if known is None:
@@ -115,7 +116,7 @@ def _combine(x: Tensor, *terms: tuple[Tensor, Tensor], shift: Tensor) -> Tensor:
 
 
 class Affine(torch.autograd.Function):
-    """y = a x + b with a and b per channel."""
+    """Computes y = a x + b with a and b per channel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ class _AffineGradient(torch.autograd.Function):
 
 
 class BatchNorm(torch.autograd.Function):
-    """y = w (x - mean) r + b with the batch's own mean and r = 1 / sqrt(var + eps)."""
+    """Computes y = w (x - mean) r + b with the batch's own mean and r = 1 / sqrt(var + eps)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
@@ -218,7 +219,7 @@ _LAYOUT_MATTERS = {
 
 
 class NativeDoubleBackward(TorchFunctionMode):
-    """While active, convolutions and batch norms are this file's.
+    """Puts, while active, this file's convolutions and batch norms in place of torch's.
 
     `batch_statistics`: every batch norm uses its batch's statistics and updates none.
     `channels_last`: 2-d convolutions ask for that layout where their input is larger than their

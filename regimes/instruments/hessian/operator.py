@@ -51,9 +51,9 @@ Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vect
 
 
 class HessianProduct:
-    """The Hessian of a probe loss as a function: vector [d] or block [k, d] in, the same out. It is
-    that of the mean loss over a fixed probe set, at the model's present weights, with respect to
-    every parameter that requires a gradient.
+    """Multiplies by the Hessian of a probe loss: vector [d] or block [k, d] in, the same out. The
+    Hessian is that of the mean loss over a fixed probe set, at the model's present weights, with
+    respect to every parameter that requires a gradient.
 
     Args:
         model: unchanged by any measurement (see `preserve_model`).
@@ -126,7 +126,7 @@ class HessianProduct:
 
     @property
     def weights(self) -> list[float]:
-        """How much each micro-batch counts (`weights_of`)."""
+        """Return how much each micro-batch counts (`weights_of`)."""
         if not self._weights:
             given = self._weight, self.mean
             self._weights = weights_of(self.model, self.loss, self.batches, *given)
@@ -134,18 +134,18 @@ class HessianProduct:
 
     @property
     def counted(self) -> dict[int, float]:
-        """The weights that are not 0, by micro-batch: the loss of one whose targets are all ignored
-        is NaN, also times 0."""
+        """Return the weights that are not 0, by micro-batch: the loss of one whose targets are all
+        ignored is NaN, also times 0."""
         return {index: weight for index, weight in enumerate(self.weights) if weight}
 
     @property
     def gradient(self) -> Float[Tensor, " d"]:
-        """Gradient of the probe loss, over all processes."""
+        """Return the gradient of the probe loss, over all processes."""
         return self._prepare()[1]
 
     @property
     def loss_value(self) -> float:
-        """The probe loss, over all processes."""
+        """Return the probe loss, over all processes."""
         return self._prepare()[0]
 
     def check(self) -> None:
@@ -157,12 +157,12 @@ class HessianProduct:
         return self._multiply(vectors, range(len(self.parameters)))
 
     def block(self, *layers: int) -> Callable[[Float[Tensor, "*k n"]], Float[Tensor, "*k n"]]:
-        """The product with the diagonal block of a layer, or of several together; differentiates by
-        these only."""
+        """Return the product with the diagonal block of a layer, or of several together; it
+        differentiates by these only."""
         return lambda vectors: self._multiply(vectors, layers)
 
     def split(self, flat: Float[Tensor, "*k d"]) -> dict[str, Float[Tensor, "*k _"]]:
-        """Views of a flat vector or block, by layer name."""
+        """Return views of a flat vector or block, by layer name."""
         return {n: flat[..., s] for n, s in zip(self.names, self.slices, strict=True)}
 
     def _weights_now(self) -> tuple[list[int], int]:
@@ -171,7 +171,8 @@ class HessianProduct:
         return [version_of(p) for p in self.parameters], fingerprint(self.parameters)
 
     def agree(self, number: float) -> float:
-        """A number on which all processes agree (their mean), for decisions taken by the clock."""
+        """Return a number on which all processes agree (their mean), for decisions taken by the
+        clock."""
         if self.mean is None:
             return number
         return float(self.mean(torch.tensor([number], dtype=torch.float64, device=self.device))[0])
@@ -281,15 +282,11 @@ class HessianProduct:
         if not bool(torch.isfinite(total).all()):
             raise TrainingError("The probe loss or its gradient is not finite.")
         if asymmetric:
-            raise not_symmetric(self._own_functions())
-
-    def _own_functions(self) -> list[str]:
-        """The custom Functions of the loss and the modules that call them, from one more pass."""
-        with ExitStack() as stack:
-            self._enter_measurement(stack)
-            functions = stack.enter_context(OwnFunctions(self.model))
-            functions.collect(self.loss(self.model, self.batches[0]))
-        return list(functions.found)
+            with ExitStack() as stack:  # one more pass, which names the custom Functions
+                self._enter_measurement(stack)
+                functions = stack.enter_context(OwnFunctions(self.model))
+                functions.collect(self.loss(self.model, self.batches[0]))
+            raise not_symmetric(list(functions.found))
 
     def _enter_measurement(self, stack: ExitStack) -> None:
         """Enter what a pass with a second derivative needs; nothing of the model changes."""
@@ -321,21 +318,17 @@ class HessianProduct:
                 value = self.loss(self.model, self.batches[index])
             check_loss(value)
             with named_operation():
-                gradient = self._differentiate(value)
+                gradient: list[Tensor | None] = [None] * len(self.parameters)
+                if value.requires_grad:
+                    # create_graph: products are derivatives of this gradient
+                    options: Any = {"create_graph": True, "allow_unused": True}
+                    gradient = list(torch.autograd.grad(value, self.parameters, **options))
                 if self.kind == "hessian":
                     product = _hessian_product(gradient, self.parameters)
                 else:
                     product = _gauss_newton_product(value, outputs, self.parameters)
             held = live.held() if live else 0
         return product, value.detach(), [g if g is None else g.detach() for g in gradient], held
-
-    def _differentiate(self, value: Tensor) -> list[Tensor | None]:
-        if not value.requires_grad:
-            return [None] * len(self.parameters)
-        # create_graph: products are derivatives of this gradient
-        return list(
-            torch.autograd.grad(value, self.parameters, create_graph=True, allow_unused=True)
-        )
 
 
 def _hessian_product(gradient: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Product:

@@ -32,7 +32,7 @@ Mode = str  # "eval" or "batch-statistics"; text, as it comes from configuration
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over random samples, with its standard error (0 for a single sample)."""
+    """Holds a mean over random samples, with its standard error (0 for a single sample)."""
 
     value: float
     error: float
@@ -45,14 +45,14 @@ class Estimate:
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The usual `loss`: mean cross-entropy of a batch of (inputs, targets)."""
+    """Compute the usual `loss`: the mean cross-entropy of a batch of (inputs, targets)."""
     inputs, targets = batch
     return nn.functional.cross_entropy(model(inputs), targets)
 
 
 def batch_size(batch: Any) -> int:
-    """The number of samples: the length that most tensors in a batch have (a tensor, or tuples,
-    lists, mappings, objects with attributes that hold some).
+    """Count the samples: the length that most tensors in a batch have (a tensor, or tuples, lists,
+    mappings, objects with attributes that hold some).
 
     Raises:
         ConfigError: there is no tensor, or two lengths are as frequent.
@@ -66,7 +66,7 @@ def batch_size(batch: Any) -> int:
 
 
 def check_probe(model: nn.Module, samples: int, mode: Mode | None) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name.
+    """Check that a model can be measured; returns the trainable parameters by name.
 
     Raises:
         ConfigError: no sample, no trainable parameter; without a ``mode``, a module in training
@@ -107,7 +107,7 @@ def _gpu_streams() -> list[Tensor]:
 
 @contextmanager
 def no_random_draws() -> Iterator[None]:
-    """Raises ConfigError if a tensor or array was drawn at random inside.
+    """Raise ConfigError if a tensor or array was drawn at random inside.
 
     Python's own stream is left out: run-time type checkers and loggers draw from it.
     """
@@ -122,7 +122,7 @@ def no_random_draws() -> Iterator[None]:
 
 @contextmanager
 def preserve_model(model: nn.Module, mode: Mode | None = None) -> Iterator[None]:
-    """Restores the model and the global random streams on exit, also after an error.
+    """Restore the model and the global random streams on exit, also after an error.
 
     Inside, every `.grad` is None, and with a ``mode`` the model is in eval mode. Restored are
     parameters and buffers, `.grad` (the same tensor objects), `requires_grad`, the train/eval flag

@@ -31,7 +31,8 @@ from regimes.instruments.hessian.probe import Estimate, preserve_model
 def eigenvalues(
     hessian: HessianProduct, k: int, tolerance: float, max_products: int, seed: int
 ) -> Eigenpairs:
-    """Its power iteration: the k largest in magnitude, in the order it found them."""
+    """Run PyHessian's power iteration: the k eigenvalues largest in magnitude, in the order it
+    found them."""
     check_options(k, 0, tolerance, max_products, None)
     most = min(hessian.dimension, max_products)
     require(0 < k <= most, "largest", k, f"1 to {most}, the dimension or the products")
@@ -55,7 +56,8 @@ def eigenvalues(
 
 
 def trace(hessian: HessianProduct, products: int, seed: int) -> Estimate:
-    """Its Hutchinson estimate; stops early where its running mean settles."""
+    """Run PyHessian's Hutchinson estimate of the trace; it stops early where its running mean
+    settles."""
     with _measuring(hessian, seed) as (peer, _):
         samples = peer.trace(maxIter=products, tol=1e-3)
     return Estimate.of([float(s) for s in samples])

@@ -43,7 +43,7 @@ def eigenvalues(
     seed: int = 0,
     backend: str = "lanczos",
 ) -> Eigenpairs:
-    """Both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
+    """Compute both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
     `start` is the previous measurement of the same model, or its vectors: their sum begins the
     Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
@@ -73,7 +73,7 @@ def eigenvalues(
 
 
 def warm_start(previous: Eigenpairs | Float[Tensor, "k d"]) -> Float[Tensor, " d"]:
-    """The sum of the previous eigenvectors, as one start vector; those with NaN are left out.
+    """Add up the previous eigenvectors, as one start vector; those with NaN are left out.
 
     A single vector keeps the polynomial degree of a single Krylov sequence. In measurements it
     needed fewer products than a block of all vectors.
@@ -124,8 +124,8 @@ def layer_eigenvalues(
 def trace(
     hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
 ) -> Estimate:
-    """Hutchinson's (1990) unbiased estimate: the mean of z'Hz over random signs z. ConfigError for
-    fewer than 2 products or an unknown backend."""
+    """Estimate the trace without bias, as Hutchinson (1990) does: the mean of z'Hz over random
+    signs z. ConfigError for fewer than 2 products or an unknown backend."""
     require(products >= 2, "products", products, "at least 2, for a standard error")
     if _uses_pyhessian(backend):
         return pyhessian.trace(hessian, products, seed)
@@ -140,7 +140,7 @@ def trace(
 def layer_traces(
     hessian: HessianProduct, *, layers: Layers = None, probes: int = 30, seed: int = 0
 ) -> dict[str, Estimate]:
-    """The trace of every layer's diagonal block, all from the same full products.
+    """Estimate the trace of every layer's diagonal block, all from the same full products.
 
     For random signs z the expectation of z_l'(Hz)_l is the trace of block l: the other blocks
     enter with mean zero. The layers add up to `trace` at the same seed. ``layers`` as in
@@ -172,14 +172,14 @@ def _locate_layers(hessian: HessianProduct, layers: Layers) -> dict[str, list[in
 
 @dataclass(frozen=True)
 class Density:
-    """A spectral density as weighted points; weights are positive and sum to one."""
+    """Holds a spectral density as weighted points; weights are positive and sum to one."""
 
     nodes: Float[Tensor, " n"]  # eigenvalue estimates, ascending, float64
     weights: Float[Tensor, " n"]
     products: int
 
     def curve(self, grid: Float[Tensor, " g"], width: float) -> Float[Tensor, " g"]:
-        """The density smoothed by a Gaussian of that standard deviation, on a grid. ConfigError
+        """Smooth the density by a Gaussian of that standard deviation, on a grid. ConfigError
         unless the width is positive."""
         require(width > 0, "width", width, "a positive number")
         z = (grid[:, None] - self.nodes) / width
@@ -188,7 +188,8 @@ class Density:
 
 @check_arguments("tolerance", "start")
 def density(hessian: HessianProduct, *, probes: int = 5, steps: int = 30, seed: int = 0) -> Density:
-    """Stochastic Lanczos quadrature (Golub & Welsch 1969; Ubaru et al. 2017).
+    """Estimate the spectral density by stochastic Lanczos quadrature (Golub & Welsch 1969; Ubaru et
+    al. 2017).
 
     Each probe's Krylov space of `steps` products gives a Gauss rule that is exact for polynomials
     up to degree 2 `steps` - 1 as seen by that probe; the rules are averaged.

@@ -47,8 +47,8 @@ def weights_of(
     weight: Weight = None,
     mean: ProcessMean | None = None,
 ) -> list[float]:
-    """One weight for each batch: the sum of losses times weights, averaged over processes, is the
-    loss of all batches of all processes as of one. All processes call it together.
+    """Find one weight for each batch: the sum of losses times weights, averaged over processes, is
+    the loss of all batches of all processes as of one. All processes call it together.
 
     Raises:
         ConfigError: trying does not show what the loss averages over, or nothing counts.
@@ -60,15 +60,11 @@ def weights_of(
     if weight == "samples":
         counts = [batch_size(batch) for batch in batches]
         return [n / sum(counts) for n in counts]
-    return _share_weights([float(weight(batch)) for batch in batches], mean, model)
-
-
-def _share_weights(weights: list[float], mean: ProcessMean | None, model: nn.Module) -> list[float]:
-    """Weights over their sum, or over its mean over processes."""
+    weights = [float(weight(batch)) for batch in batches]
     (total,) = _over_processes([sum(weights)], mean, model)
     if not total > 0:
         raise ConfigError("No target of the probe counts: the weights of all batches are zero.")
-    return [weight / total for weight in weights]
+    return [own / total for own in weights]
 
 
 def _over_processes(

@@ -87,7 +87,7 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Part:
-    """Something that a configuration or a call asks for.
+    """Names something that a configuration or a call asks for.
 
     Attributes:
         field: its name there.
@@ -123,7 +123,7 @@ class Mode:
 
 
 def declared_needs(plug_in: Any, usual: Collection[str] = ()) -> frozenset[str]:
-    """What a plug-in, or its class, declares to need; ``usual`` where it declares nothing.
+    """Return what a plug-in, or its class, declares to need; ``usual`` where it declares nothing.
 
     Raises:
         ConfigError: a capability that does not exist.
@@ -134,7 +134,7 @@ def declared_needs(plug_in: Any, usual: Collection[str] = ()) -> frozenset[str]:
 
 
 def mode_of(plug_in: Any, name: str) -> Mode:
-    """What other parts lack beside a plug-in.
+    """Return what other parts lack beside a plug-in.
 
     Args:
         name: of the mode in sentences, "with graphs".
@@ -157,7 +157,7 @@ def _check_known(plug_in: Any, attribute: str, names: Iterable[str]) -> None:
 
 
 def find_missing(needs: Collection[str], modes: Iterable[Mode]) -> tuple[Mode, str] | None:
-    """The first mode that lacks one of these capabilities, and which; None: it works.
+    """Find the first mode that lacks one of these capabilities, and which; None if it works.
 
     >>> find_missing({WHOLE_LAYERS}, [LOCAL, SHARDED_MODEL])[1]
     'whole_layers'
@@ -175,16 +175,14 @@ def check(parts: Iterable[Part], modes: Collection[Mode]) -> None:
         if (found := find_missing(part.needs, modes)) is not None:
             mode, need = found
             value = "" if part.value is ABSENT else f" = {part.value!r}"
-            expected = f"expected {_list_alternatives(part, modes)} {mode.name}"
-            raise ConfigError(f"{part.field}{value}: {expected}: {mode.lacks[need]}")
-
-
-def _list_alternatives(part: Part, modes: Collection[Mode]) -> str:
-    others = {} if part.others is None else part.others()
-    works = [name for name, needs in others.items() if find_missing(needs, modes) is None]
-    return (
-        " or ".join([", ".join(works[:-1]), works[-1]][len(works) < 2 :]) if works else part.instead
-    )
+            others = {} if part.others is None else part.others()
+            works = [x for x, own in others.items() if find_missing(own, modes) is None]
+            expected = part.instead
+            if works:  # name those that work, in place of what stands in general
+                expected = " or ".join([", ".join(works[:-1]), works[-1]][len(works) < 2 :])
+            raise ConfigError(
+                f"{part.field}{value}: expected {expected} {mode.name}: {mode.lacks[need]}"
+            )
 
 
 # -- the modes -------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class ConfigError(RegimesError):
 
 
 class CallError(ConfigError, TypeError):
-    """A call without an argument that a function needs, or with one that it does not have."""
+    """Says that a call lacks an argument that a function needs, or has one that it does not
+    have."""
 
 
 class DataError(RegimesError):
@@ -36,11 +37,11 @@ class RecordError(RegimesError):
 
 
 class LackingError(RecordError):
-    """Records without a schedule or a statistic that a figure needs."""
+    """Says that records lack a schedule or a statistic that a figure needs."""
 
 
 class FolderInUse(RecordError):
-    """Another process writes to the folder of a record."""
+    """Says that another process writes to the folder of a record."""
 
 
 class TrainingError(RegimesError):
@@ -55,7 +56,7 @@ MANY = 24  # an error lists no more names than this
 
 
 def suggest_nearest(word: str, known: Iterable[str], listed: str = "") -> str:
-    """A hint for a misspelt name: the nearest known one, and all of them where they are few.
+    """Write a hint for a misspelt name: the nearest known one, and all of them where they are few.
 
     Args:
         listed: the command that lists them where they are many.
@@ -69,7 +70,7 @@ def suggest_nearest(word: str, known: Iterable[str], listed: str = "") -> str:
 
 
 def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
-    """The error for a field with a value that is not allowed."""
+    """Make the error for a field with a value that is not allowed."""
     text = repr(value)
     if "\n" in text:  # a model's, say
         text = " ".join(text.split())
@@ -78,7 +79,7 @@ def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
 
 
 def is_whole(value: object, low: int) -> bool:
-    """Is it a whole number from ``low`` up? A bool is not."""
+    """Answer whether it is a whole number from ``low`` up. A bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 

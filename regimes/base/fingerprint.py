@@ -13,7 +13,7 @@ _ODD = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio
 
 
 def fingerprint(tensors: Sequence[Tensor]) -> int:
-    """A 64-bit hash of the tensors (2, 4 or 8 bytes per entry), computed on their device.
+    """Compute a 64-bit hash of the tensors (2, 4 or 8 bytes per entry) on their device.
 
     Sums modulo 2^64 do not depend on the order of additions. A change of one entry always changes
     the hash, and changes in several rows almost always do; two changes in one row can cancel.

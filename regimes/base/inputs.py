@@ -35,7 +35,7 @@ def add_input(path: Path) -> None:
 
 
 def was_read(path: Path) -> bool:
-    """Is this file an input of the command?"""
+    """Answer whether this file is an input of the command."""
     return _read is not None and _identity(path) in _read
 
 

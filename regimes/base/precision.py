@@ -10,11 +10,11 @@ _HALVES = frozenset(HALF.values())
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Is it float16 or bfloat16?"""
+    """Answer whether a type is float16 or bfloat16."""
     return dtype in _HALVES
 
 
 def full_precision(numbers: Tensor) -> Tensor:
-    """The tensor itself, or a copy in float32 of one in half precision: sums, residuals and factors
-    need the bits that half precision lacks."""
+    """Return the tensor itself, or a copy in float32 of one in half precision: sums, residuals and
+    factors need the bits that half precision lacks."""
     return numbers.float() if is_half(numbers.dtype) else numbers

@@ -39,13 +39,14 @@ LossT = TypeVar("LossT", bound=Callable[..., Any])
 
 @runtime_checkable
 class CarryingLoss(Protocol):
-    """A loss with a hidden state that one batch passes to the next, detached, within an epoch."""
+    """Computes a loss with a hidden state that one batch passes to the next, detached, within an
+    epoch."""
 
     def carry(self, model: nn.Module, x: Tensor, y: Tensor, hidden: Any) -> tuple[Tensor, Any]: ...
 
 
 class Reduction(ABC):
-    """How a loss joins the terms of a batch.
+    """Says how a loss joins the terms of a batch.
 
     Attributes:
         zero_of_nothing: the gradient of a batch of weight 0 is 0; otherwise it may be NaN, as that
@@ -56,14 +57,15 @@ class Reduction(ABC):
 
     @abstractmethod
     def weight(self, targets: Tensor) -> Float64[Tensor, ""]:
-        """What the sum of a batch's terms is divided by, up to a factor that all batches share."""
+        """Compute what the sum of a batch's terms is divided by, up to a factor that all batches
+        share."""
 
     def joined(self, weights: float) -> float:
-        """The weight of a batch, from the sum of its parts' weights."""
+        """Return the weight of a batch, from the sum of its parts' weights."""
         return weights
 
     def share(self, targets: Tensor, part: slice) -> Share:
-        """The weight of samples ``part`` divided by the weight of their workers' batches, ``[L]``.
+        """Divide the weight of samples ``part`` by the weight of their workers' batches, ``[L]``.
 
         Args:
             targets: of the batches, ``[L, b, ...]``.
@@ -73,7 +75,7 @@ class Reduction(ABC):
 
 
 class SampleMean(Reduction):
-    """A mean over samples."""
+    """Joins terms as a mean over samples."""
 
     def weight(self, targets: Tensor) -> Float64[Tensor, ""]:
         return torch.full((), len(targets), dtype=torch.float64, device=targets.device)
@@ -84,8 +86,9 @@ class SampleMean(Reduction):
 
 
 class TargetMean(Reduction):
-    """A mean over the targets (classes, tokens) that are not ``ignored``, by the weights of their
-    ``classes`` where there are some. In samples: 1 if all targets of a sample count by 1.
+    """Joins terms as a mean over the targets (classes, tokens) that are not ``ignored``, by the
+    weights of their ``classes`` where there are some. In samples: 1 if all targets of a sample
+    count by 1.
 
     Args:
         by_torch: torch computes it, and leaves out the targets that are ignored.
@@ -110,7 +113,7 @@ class TargetMean(Reduction):
 
 
 class Sum(Reduction):
-    """A sum over samples, which nothing divides."""
+    """Joins terms as a sum over samples, which nothing divides."""
 
     def weight(self, targets: Tensor) -> Float64[Tensor, ""]:
         return torch.ones((), dtype=torch.float64, device=targets.device)
@@ -123,7 +126,7 @@ class Sum(Reduction):
 
 
 class OwnMean(Reduction):
-    """A mean by weights; their sum is a function of a batch's targets."""
+    """Joins terms as a mean by weights; their sum is a function of a batch's targets."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         self.function = function
@@ -134,7 +137,8 @@ class OwnMean(Reduction):
 
 
 class Coupled(Reduction):
-    """No sum of terms over a sum of weights, as far as is known; ``why`` says what was seen."""
+    """Joins terms as no sum of terms over a sum of weights, as far as is known; ``why`` says what
+    was seen."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -144,13 +148,13 @@ class Coupled(Reduction):
 
 
 def declared_reduction(loss: Any) -> Reduction | None:
-    """What a loss says of itself; None: nothing."""
+    """Return what a loss says of itself; None if it says nothing."""
     stated = getattr(loss, "reduction", None)
     return stated if isinstance(stated, Reduction) else None
 
 
 def declare_reduction(reduction: Reduction) -> Callable[[LossT], LossT]:
-    """A decorator: the loss joins its terms by ``reduction``."""
+    """Decorate a loss, which joins its terms by ``reduction``."""
 
     def state(loss: LossT) -> LossT:
         loss.__dict__["reduction"] = reduction
@@ -171,7 +175,7 @@ def scale_loss(loss: Tensor, share: Share) -> Tensor:
 
 
 def of_torch(loss: Any, targets: Tensor) -> Reduction | None:
-    """How a loss of ``torch.nn`` or ``torch.nn.functional``, perhaps with arguments bound by
+    """Return how a loss of ``torch.nn`` or ``torch.nn.functional``, perhaps with arguments bound by
     ``functools.partial``, joins its terms; None of any other. ``targets``: of some samples."""
     settings: dict[str, Any]
     if isinstance(loss, nn.Module):
@@ -205,7 +209,8 @@ def of_torch(loss: Any, targets: Tensor) -> Reduction | None:
 
 
 def split_samples(count: int) -> list[slice]:
-    """Samples in parts of 1, 2, 4, ... and the rest: two parts by chance alike hide nothing."""
+    """Divide samples into parts of 1, 2, 4, ... and the rest: two parts by chance alike hide
+    nothing."""
     ends = [0, *(2**k - 1 for k in range(1, count.bit_length()) if 2**k - 1 < count), count]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
@@ -217,8 +222,8 @@ def measure_reduction(
     y: Tensor,
     candidates: Sequence[Reduction],
 ) -> Reduction:
-    """The first candidate that joins the losses of parts to the loss of a batch ``x [n, ...]``, ``y
-    [n, ...]``; else `Coupled`. The model is a copy: it is evaluated."""
+    """Find the first candidate that joins the losses of parts to the loss of a batch ``x [n,
+    ...]``, ``y [n, ...]``; else `Coupled`. The model is a copy: it is evaluated."""
     model.eval()
     pieces = split_samples(len(y))
     with torch.no_grad(), nudge_parameters(model), torch.random.fork_rng(devices=[]):
@@ -235,14 +240,15 @@ def measure_reduction(
 
 
 def join_losses(losses: Sequence[float], weights: Sequence[float], weight: float) -> float:
-    """The loss of a batch of a weight, from the losses and weights of its parts."""
+    """Compute the loss of a batch of a weight, from the losses and weights of its parts."""
     pairs = zip(losses, weights, strict=True)
     total = math.fsum(loss * own for loss, own in pairs if own != 0)
     return total / weight if weight else math.nan
 
 
 def is_near(joined: float, whole: float, values: Sequence[float], *numbers: Tensor) -> bool:
-    """Is it the loss of the batch, but for rounding of the least exact of some numbers?"""
+    """Answer whether a number is the loss of the batch, but for rounding of the least exact of some
+    numbers."""
     eps = max((torch.finfo(t.dtype).eps for t in numbers if t.is_floating_point()), default=1e-7)
     return abs(joined - whole) <= 100 * eps**0.9 * max(abs(whole), *map(abs, values))
 
@@ -269,8 +275,8 @@ def nudge_parameters(model: nn.Module) -> Iterator[None]:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors in a batch: a tensor, or tuples, lists, mappings (BatchEncoding, too) and objects
-    with attributes that hold some."""
+    """Yield the tensors in a batch: a tensor, or tuples, lists, mappings (BatchEncoding, too) and
+    objects with attributes that hold some."""
     if isinstance(batch, Tensor):
         yield batch
     elif not isinstance(batch, str | bytes):
@@ -287,7 +293,7 @@ def _values_of(batch: Any) -> list[Any]:
 
 
 def cut_batch(batch: Any, count: int, part: slice) -> Any:
-    """A part of a batch of ``count`` samples: of its tensors and lists of that length."""
+    """Cut a part of a batch of ``count`` samples: of its tensors and lists of that length."""
     if isinstance(batch, Tensor):
         return batch[part] if batch.ndim and len(batch) == count else batch
     if isinstance(batch, str | bytes) or not _values_of(batch):
@@ -298,7 +304,7 @@ def cut_batch(batch: Any, count: int, part: slice) -> Any:
 
 
 def merge_batches(batches: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Batches of so many samples as one; None where their samples differ in shape."""
+    """Join batches of so many samples into one; None where their samples differ in shape."""
     first = batches[0]
     if isinstance(first, Tensor):
         sized = [b.ndim and len(b) == n for b, n in zip(batches, counts, strict=True)]

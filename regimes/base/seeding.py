@@ -31,13 +31,13 @@ BLOCK = 1 << 15  # words that fit into a CPU's cache
 
 
 def derive_seed(*key: Key) -> int:
-    """A 63-bit seed that depends on the key alone (BLAKE2b of its text)."""
+    """Derive a 63-bit seed that depends on the key alone (BLAKE2b of its text)."""
     text = "\x1f".join(map(str, key)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def make_generator(*key: Key) -> torch.Generator:
-    """A CPU generator for one purpose."""
+    """Make a CPU generator for one purpose."""
     return torch.Generator().manual_seed(derive_seed(*key))
 
 
@@ -65,12 +65,12 @@ def seed_streams(seed: int) -> None:
 
 
 def read_streams() -> tuple[Tensor, Any, Any]:
-    """Where these three streams are."""
+    """Return where these three streams are."""
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
 def write_streams(streams: tuple[Tensor, Any, Any]) -> None:
-    """The inverse of `read_streams`."""
+    """Set these three streams to where `read_streams` found them."""
     by_torch, by_numpy, by_python = streams
     torch.set_rng_state(by_torch)
     np.random.set_state(by_numpy)  # noqa: NPY002
@@ -88,8 +88,8 @@ def preserve_streams() -> Iterator[None]:
 
 
 def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) -> list[Tensor]:
-    """Multiples of 2^-24 in [0, 1) for each (seed by `derive_seed`, how many, from which of its
-    stream on), made on the device. On a GPU a seed may be an int64 scalar there.
+    """Draw multiples of 2^-24 in [0, 1) for each (seed by `derive_seed`, how many, from which of
+    its stream on), made on the device. On a GPU a seed may be an int64 scalar there.
 
     SplitMix64 (Steele, Lea & Flood, 2014): the i-th word is a hash of seed + i * GOLDEN, so that
     all are made at once. Each word gives two numbers, its lower half the first.
@@ -104,7 +104,8 @@ def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) 
     counts = [stop - start for start, stop in words]
     flat = torch.empty(2 * sum(counts), device=device)
     counters = torch.arange(1, max(stop for _, stop in words) + 1, device=device).mul_(GOLDEN)
-    seeds: Any = [_word(seed) for seed, *_ in wanted]
+    # a seed by `derive_seed` has 63 bits, so that one on a device needs no conversion
+    seeds: Any = [x if isinstance(x, Tensor) else _signed(x) for x, *_ in wanted]
     state = torch.cat(foreach_add([counters[a:b] for a, b in words], seeds))
     _mix_words(state, lambda z, bits: (z >> bits) & (2 ** (64 - bits) - 1))
     torch.mul((state.view(torch.int32) >> 8) & (2**24 - 1), 2.0**-24, out=flat)
@@ -113,7 +114,8 @@ def draw_uniform(wanted: Sequence[tuple[Seed, int, int]], device: torch.device) 
 
 
 class SeedTable:
-    """Seeds in fixed places of a device, for a step that is captured and replayed with others.
+    """Keeps seeds in fixed places of a device, for a step that is captured and replayed with
+    others.
 
     Args:
         room: the most seeds of a step.
@@ -124,7 +126,7 @@ class SeedTable:
         self.makers: list[Callable[[], int]] = []
 
     def places(self, makers: Sequence[Callable[[], int]]) -> list[Tensor]:
-        """Places, scalars, for seeds that are made anew before each replay.
+        """Reserve places, scalars, for seeds that are made anew before each replay.
 
         Raises:
             RuntimeError: there is no more room.
@@ -160,8 +162,8 @@ def fill_uniform(row: Float[np.ndarray, " numbers"], seed: int, first: int = 0) 
 
 
 def halves_of_words(seed: int, word: int, count: int) -> UInt32[np.ndarray, " numbers"]:
-    """The halves of at most ``BLOCK`` words of a stream, in memory that the next call takes: the
-    upper 24 bits of each are a number of `draw_uniform`."""
+    """Compute the halves of at most ``BLOCK`` words of a stream, in memory that the next call
+    takes: the upper 24 bits of each are a number of `draw_uniform`."""
     if not hasattr(_own, "room"):
         _own.room = np.empty((2, BLOCK), np.int64)
     state, other = _own.room[:, :count]
@@ -190,11 +192,6 @@ def _mix_words(state: Any, shifted: Callable[[Any, int], Any]) -> None:
         state ^= shifted(state, bits)
         state *= factor
     state ^= shifted(state, 31)
-
-
-def _word(seed: Seed) -> Seed:
-    """A seed by `derive_seed` has 63 bits, so that one on a device needs no conversion."""
-    return seed if isinstance(seed, Tensor) else _signed(seed)
 
 
 def _signed(number: int) -> int:

@@ -26,9 +26,9 @@ DIGITS = 9  # in which ties of ranks are equal
 
 
 def t_interval(values: Sequence[float], within: Range = ANY) -> tuple[float, float, float]:
-    """Mean and 95 % t interval of the mean; the ends are nan for fewer than ``LEAST`` values (of
-    two it would reach six times as far as they are apart, whatever they are) and where all values
-    are alike, which say nothing about sampling.
+    """Compute the mean and the 95 % t interval of the mean; the ends are nan for fewer than
+    ``LEAST`` values (of two it would reach six times as far as they are apart, whatever they are)
+    and where all values are alike, which say nothing about sampling.
 
     Args:
         within: what the mean can be, e.g. 0 to 1 for a share: the interval ends there. A mean
@@ -50,9 +50,9 @@ def ratio_interval(
     quantile: float | None = None,
     least_spread: float = 0.0,
 ) -> tuple[float, float]:
-    """The interval of the ratio of two means of paired values (Fieller 1954): the ratios r at which
-    the mean of ``over - r x under`` is not significantly different from 0. nan where it has no two
-    ends, because the lower mean may be 0; and for fewer than ``LEAST`` values.
+    """Compute the interval of the ratio of two means of paired values (Fieller 1954): the ratios r
+    at which the mean of ``over - r x under`` is not significantly different from 0. nan where it
+    has no two ends, because the lower mean may be 0; and for fewer than ``LEAST`` values.
 
     Args:
         quantile: of the t distribution; default that of a 95 % interval.
@@ -78,8 +78,8 @@ def ratio_interval(
 
 
 def interval_names(column: str = "") -> tuple[str, str]:
-    """The columns of an interval's ends: ``ci_low`` and ``ci_high``; in a table of several means,
-    after the name of the mean's column.
+    """Name the columns of an interval's ends: ``ci_low`` and ``ci_high``; in a table of several
+    means, after the name of the mean's column.
 
     >>> interval_names(), interval_names("kappa")
     (('ci_low', 'ci_high'), ('kappa_ci_low', 'kappa_ci_high'))
@@ -89,7 +89,8 @@ def interval_names(column: str = "") -> tuple[str, str]:
 
 
 def read_interval(row: Mapping[Any, Any] | pd.Series, column: str) -> tuple[float, float]:
-    """The ends of a mean's interval in a table's row: of its column, else of the row's only one."""
+    """Read the ends of a mean's interval in a table's row: of its column, else of the row's only
+    one."""
     low, high = interval_names(column)
     if low not in row:
         low, high = interval_names()
@@ -97,7 +98,7 @@ def read_interval(row: Mapping[Any, Any] | pd.Series, column: str) -> tuple[floa
 
 
 def pair_by_seed(runs: pd.DataFrame, a: str, b: str, column: str) -> pd.DataFrame:
-    """The values of ``a`` and ``b``, a column each and a row for each seed that both have.
+    """Pair the values of ``a`` and ``b``, a column each and a row for each seed that both have.
 
     Args:
         runs: one row per run, with columns name, seed and ``column``.
@@ -113,20 +114,20 @@ def pair_by_seed(runs: pd.DataFrame, a: str, b: str, column: str) -> pd.DataFram
 
 
 def paired_differences(runs: pd.DataFrame, a: str, b: str, column: str) -> list[float]:
-    """``a`` minus ``b``, seed by seed; arguments and errors as `pair_by_seed`."""
+    """Subtract ``b`` from ``a``, seed by seed; arguments and errors as `pair_by_seed`."""
     wide = pair_by_seed(runs, a, b, column)
     return (wide[a] - wide[b]).to_list()
 
 
 def are_alike(values: Sequence[float]) -> bool:
-    """Are they one number, but for rounding?"""
+    """Answer whether values are one number, but for rounding."""
     return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))
 
 
 def p_value(values: Sequence[float], base: float = 0.0) -> float:
-    """Two-sided p of a t test that the mean is ``base``: below 0.05 where the interval leaves it
-    out. nan for a single value, where all are alike (they say nothing about sampling), and where
-    one is nan."""
+    """Compute the two-sided p of a t test that the mean is ``base``: below 0.05 where the interval
+    leaves it out. nan for a single value, where all are alike (they say nothing about sampling),
+    and where one is nan."""
     from scipy import stats
 
     if len(values) < 2 or are_alike(values):
@@ -135,7 +136,8 @@ def p_value(values: Sequence[float], base: float = 0.0) -> float:
 
 
 def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
-    """Two-sided p of the signed-rank test (Wilcoxon 1945), which assumes no normal distribution.
+    """Compute the two-sided p of the signed-rank test (Wilcoxon 1945), which assumes no normal
+    distribution.
 
     Over all orders of signs up to ``MOST_EXACT`` values, ties sharing their mean rank; values that
     differ by rounding alone are ties. nan as for `p_value`. It is never below `least_p`.
@@ -164,8 +166,8 @@ def p_ranks(values: Sequence[float], base: float = 0.0) -> float:
 
 
 def least_p(n: int) -> float:
-    """The smallest p of the signed-rank test on ``n`` values: all of one sign, so one order of
-    signs in 2^n on either side. Five values cannot reach 0.05.
+    """Compute the smallest p of the signed-rank test on ``n`` values: all of one sign, so one order
+    of signs in 2^n on either side. Five values cannot reach 0.05.
 
     >>> least_p(5), least_p(6)
     (0.0625, 0.03125)
@@ -174,7 +176,7 @@ def least_p(n: int) -> float:
 
 
 def correct_by_holm(values: Sequence[float]) -> list[float]:
-    """p values of a family, corrected so that one false alarm in it has at most the level's
+    """Correct the p values of a family so that one false alarm in it has at most the level's
     probability (Holm 1979): the i-th smallest of k times k - i, and never below a smaller one's.
     nan values are ignored.
 
@@ -190,7 +192,7 @@ def correct_by_holm(values: Sequence[float]) -> list[float]:
 
 
 def jaccard(a: Calls, b: Calls) -> float:
-    """Both critical over either critical (Jaccard 1912); nan if neither ever is.
+    """Divide both critical by either critical (Jaccard 1912); nan if neither ever is.
 
     >>> a, b = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
     >>> jaccard(a, b), jaccard(a, a), jaccard(a, ~a)
@@ -201,8 +203,8 @@ def jaccard(a: Calls, b: Calls) -> float:
 
 
 def kappa(a: Calls, b: Calls) -> float:
-    """Agreement beyond chance (Cohen 1960): ``(p - q) / (1 - q)``, with q the agreement of
-    independent calls of the same frequency; nan if both are constant and alike.
+    """Compute the agreement beyond chance (Cohen 1960): ``(p - q) / (1 - q)``, with q the agreement
+    of independent calls of the same frequency; nan if both are constant and alike.
 
     >>> a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 1, 0], bool)
     >>> kappa(a, b), kappa(a, a), kappa(a, ~a)  # half agree, as by chance; all; none

@@ -28,9 +28,9 @@ TIMES = 11
 
 
 def measure_links(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:
-    """Two links: ``within``, that of the slowest machine, and ``between``, that of the machine with
-    the slowest one to the others. A link that the group does not have is missing. All processes
-    must call it, after they have connected.
+    """Measure two links: ``within``, that of the slowest machine, and ``between``, that of the
+    machine with the slowest one to the others. A link that the group does not have is missing. All
+    processes must call it, after they have connected.
 
     Args:
         hosts: the machine of each process.

@@ -118,7 +118,7 @@ def _no_run(place: Path) -> RecordError:
 
 
 def describe_state(folder: Path, header: Header, rows: Sequence[Row]) -> tuple[str, str]:
-    """(finished, running, starting, stopped or broken off; details)."""
+    """Describe what a run does: (finished, running, starting, stopped or broken off; details)."""
     events = cast("list[Event]", _lines(folder / "events.jsonl"))
     if is_complete(header, rows) and has_ended(events):
         return "finished", ""

@@ -268,7 +268,7 @@ def _describe(device: torch.device) -> Process:
 
 
 def describe_differences(processes: Sequence[Process]) -> list[tuple[str, str]]:
-    """(what, in words): versions that differ from the most frequent one, and slow processes.
+    """Find versions that differ from the most frequent one, and slow processes: (what, in words).
 
     >>> alike = dict.fromkeys(ALIKE, "1") | {"seconds": 1.0}
     >>> for words in describe_differences([alike, alike, alike | {"torch": "2", "seconds": 4.0}]):
@@ -344,7 +344,8 @@ def check_records(places: Sequence[Path]) -> bool:
 
 
 def judge_record(run: Path) -> tuple[str, str]:
-    """(whole, running, starting, broken off, stopped, no chain, edited or unreadable; details)."""
+    """Judge a record by its hash chain: (whole, running, starting, broken off, stopped, no chain,
+    edited or unreadable; details)."""
     try:
         record = load(run)
         what, more = describe_state(run, record.header, record.rows)

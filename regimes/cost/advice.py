@@ -34,7 +34,7 @@ Steps = Sequence[tuple[Method, Work]]
 
 
 def recommend_method(steps: Steps, limits: Sequence[float], bandwidth: float) -> Method:
-    """The method to try on a slow link of that bandwidth.
+    """Choose the method to try on a slow link of that bandwidth.
 
     Args:
         steps, limits: `list_candidates`, and their `find_thresholds`.
@@ -43,9 +43,9 @@ def recommend_method(steps: Steps, limits: Sequence[float], bandwidth: float) ->
 
 
 def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
-    """The methods with a clock, in the order of what they keep, without those that no bandwidth
-    makes faster to a loss than all before them. Whatever the link: they are judged without its
-    latency."""
+    """List the methods with a clock, in the order of what they keep, without those that no
+    bandwidth makes faster to a loss than all before them. Whatever the link: they are judged
+    without its latency."""
     known = methods_work(job, methods)
     steps = [(method, step) for method, step in known if method.reckoned is not None]
     steps.sort(key=lambda pair: -sum(pair[1].bytes.values()))
@@ -62,13 +62,14 @@ def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
 
 
 def seconds_to_a_loss(job: DataParallelJob, method: Method, step: Work) -> Any:
-    """Seconds for what a dense step is worth, as a function of the slow link's bandwidth."""
+    """Return the seconds for what a dense step is worth, as a function of the slow link's
+    bandwidth."""
     curve, clock = seconds_by_bandwidth(job, step), method.reckoned or 1.0
     return lambda bandwidth: curve(bandwidth) / clock
 
 
 def find_thresholds(job: DataParallelJob, steps: Steps) -> list[float]:
-    """The bandwidths below which the advice goes on from each method but the last, falling."""
+    """Find the bandwidths below which the advice goes on from each method but the last, falling."""
     curves = [seconds_to_a_loss(job, *pair) for pair in steps]
     limits: list[float] = []
     for i in range(1, len(curves)):
@@ -86,7 +87,8 @@ def find_thresholds(job: DataParallelJob, steps: Steps) -> list[float]:
 
 
 def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.DataFrame) -> str:
-    """What to try, why, where its clock was measured, and what is faster, with what is known of it.
+    """Write what to try, why, where its clock was measured, and what is faster, with what is known
+    of it.
 
     Args:
         frame: `methods.tabulate_methods` of the same job and methods.
@@ -108,7 +110,9 @@ def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.Data
             f"Try {chosen['method']}: {where} {waits}; a step of this one takes "
             f"{_format_seconds(chosen['seconds'])} and is worth {method.reckoned:.2f} of it, so it "
             f"comes to a loss {_format_factor(chosen['speed'])} times as fast. Its clock was "
-            f"measured on {_describe_measurement(chosen)}; your model is "
+            f"measured on {chosen['data']} with {format_quantity(chosen['parameters'])} parameters "
+            f"and {NAMES.get(chosen['optimizer'], chosen['optimizer'])} (n = {chosen['n']:.0f}); "
+            "your model is "
             f"{_format_factor(chosen['times'])} times as large."
         )
     faster = [row["method"] for row in rows if row["speed"] > NEAR * chosen["speed"]]
@@ -134,15 +138,9 @@ def _format_factor(times: float) -> str:
     return f"{times:.2g}" if times < 10 else f"{times:,.0f}"
 
 
-def _describe_measurement(row: Any) -> str:
-    return (
-        f"{row['data']} with {format_quantity(row['parameters'])} parameters and "
-        f"{NAMES.get(row['optimizer'], row['optimizer'])} (n = {row['n']:.0f})"
-    )
-
-
 def tabulate_clocks(job: DataParallelJob, methods: Sequence[Method]) -> Table:
-    """The clock of each method, where it was measured, and how far that is from the job."""
+    """Make a table of the clock of each method, where it was measured, and how far that is from the
+    job."""
     lines: list[Sequence[str]] = []
     for method, _ in methods_work(job, methods)[1:]:
         clock, where = method.clock, ["-"] * 4

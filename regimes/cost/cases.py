@@ -49,7 +49,7 @@ Epoch = tuple[float, Work]  # steps, and the work of one
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: a level, or a policy.
+    """Holds one line of the table: a level, or a policy.
 
     Attributes:
         epochs: of all its runs; of a level one whole unit.
@@ -66,23 +66,23 @@ class Case:
 
     @property
     def runs(self) -> int:
-        """How many; 0 for a level."""
+        """Return how many runs it has; 0 for a level."""
         return len(self.lengths)
 
     @property
     def by_run(self) -> list[list[Epoch]]:
-        """The epochs of each of its runs."""
+        """Return the epochs of each of its runs."""
         ends = [*accumulate(self.lengths)]
         return [self.epochs[stop - n : stop] for n, stop in zip(self.lengths, ends, strict=True)]
 
     @property
     def work(self) -> Work:
-        """The mean step."""
+        """Return the mean step."""
         return mean_step(self.epochs)
 
 
 def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
-    """One worker's work in each of `trained_rows`.
+    """Return one worker's work in each of `trained_rows`.
 
     Args:
         sample: seconds of compute per sample; default the run's own median.
@@ -102,7 +102,7 @@ def recorded_work(run: Record, sample: float | None = None) -> list[Epoch]:
 
 
 def trained_rows(run: Record) -> list[Row]:
-    """The epochs with steps: a branch may leave some out (``BranchConfig.skip``)."""
+    """Return the epochs with steps: a branch may leave some out (``BranchConfig.skip``)."""
     return [row for row in run.rows if row["steps"]]
 
 
@@ -142,8 +142,8 @@ def _hosted(run: Record) -> int:
 
 
 def per_sample(runs: Iterable[Record]) -> float:
-    """Median seconds that one worker computes for one sample, over the epochs with seconds of all
-    runs (an epoch may lose its seconds when a run is killed).
+    """Compute the median seconds that one worker computes for one sample, over the epochs with
+    seconds of all runs (an epoch may lose its seconds when a run is killed).
 
     Raises:
         RecordError: a run has no such epoch, is of FSDP2's own collectives, or had workers that
@@ -172,7 +172,7 @@ def per_sample(runs: Iterable[Record]) -> float:
 
 
 def make_cases(runs: Sequence[Record], workers: int | None = None) -> list[Case]:
-    """Levels, from the epochs in which all compressed layers had the same one, then policies.
+    """Make levels, from the epochs in which all compressed layers had the same one, then policies.
 
     A level's seconds of compression are the median over its epochs, also in the policies' epochs.
     Dense is always among the levels; if no run has it, its compression is free. Where runs have
@@ -255,8 +255,8 @@ def _labelled(level: str, levels: Mapping[str, Any]) -> str:
 
 
 def uniform_level(run: Record, row: Row) -> str | None:
-    """The level of all compressed layers in an epoch; None if the levels differ, in another batch
-    size, with local steps, or where the run began uncompressed."""
+    """Return the level of all compressed layers in an epoch; None if the levels differ, in another
+    batch size, with local steps, or where the run began uncompressed."""
     usual = run.config.get("batch_size")
     if (usual is not None and row["batch_size"] != usual) or _is_local(row):
         return None
@@ -283,7 +283,7 @@ def _check_alike(runs: Sequence[Record]) -> None:
 
 
 def compared_fields(run: Record) -> dict[str, Any]:
-    """The fields in which compared runs must agree."""
+    """Return the fields in which compared runs must agree."""
     return _fields_of(run, SAME)
 
 
@@ -305,7 +305,7 @@ def _dense(run: Record, work: Work) -> Work:
 
 
 def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]:
-    """Levels of a configuration, timed on this machine, and its policy if that needs no statistic
+    """Time the levels of a configuration on this machine, and its policy if that needs no statistic
     of the run (static, windows, periods by the rate; AdaComm as if the loss were constant) and has
     one level for all layers."""
     from regimes.compression import make_compressor
@@ -331,8 +331,8 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
 def plan_units(
     config: RunConfig, per_epoch: int, layers: Sequence[str] = ("all",)
 ) -> list[tuple[int, str, int]] | None:
-    """(steps, level, period) of each unit; None if they depend on measurements, or if the level
-    differs between layers.
+    """Plan (steps, level, period) of each unit; None if they depend on measurements, or if the
+    level differs between layers.
 
     Args:
         layers: the names of the compressed layers.

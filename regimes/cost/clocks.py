@@ -21,7 +21,7 @@ USUAL = "adamw"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where clocks were measured.
+    """Says where clocks were measured.
 
     Attributes:
         grid: whose schedules were trained; empty: the records are lines of losses.
@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class MeasuredClock:
-    """A method's clock in one setting: mean and 95 % interval over seeds."""
+    """Holds a method's clock in one setting: mean and 95 % interval over seeds."""
 
     setting: Setting
     mean: float
@@ -51,7 +51,7 @@ class MeasuredClock:
 
     @property
     def used(self) -> float:
-        """What is reckoned with: a step that is worth more than dense's was not shown."""
+        """Return what is reckoned with: a step that is worth more than dense's was not shown."""
         return min(self.mean, 1.0)
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class MeasuredClock:
 
 @functools.cache
 def read_clocks() -> Mapping[str, tuple[MeasuredClock, ...]]:
-    """The measurements of each method, as ``--methods`` spells it."""
+    """Read the measurements of each method, as ``--methods`` spells it."""
     found: dict[str, list[MeasuredClock]] = {}
     for table in read_tables(FILE).values():
         values = table.pop("clock")
@@ -72,7 +72,7 @@ def read_clocks() -> Mapping[str, tuple[MeasuredClock, ...]]:
 
 
 def find_clock(method: str) -> MeasuredClock | None:
-    """The measurement to reckon with: of the largest model, with AdamW; None: there is none.
+    """Find the measurement to reckon with: of the largest model, with AdamW; None if there is none.
 
     >>> str(find_clock("powersgd:4")), find_clock("powersgd:32")
     ('0.75 [0.70, 0.80]', None)
@@ -82,7 +82,7 @@ def find_clock(method: str) -> MeasuredClock | None:
 
 
 def reckon_clock(method: str) -> float | None:
-    """The clock that a speed is computed with; of dense 1; None: it was not measured."""
+    """Return the clock that a speed is computed with; of dense 1; None if it was not measured."""
     if method == DENSE:
         return 1.0
     found = find_clock(method)

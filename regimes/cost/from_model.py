@@ -61,7 +61,7 @@ HEADS = (
 
 
 def make_job(options: JobOptions, algorithm: str = FASTEST) -> DataParallelJob:
-    """The job that the options describe.
+    """Make the job that the options describe.
 
     Raises:
         ConfigError: an option out of its range, or none that gives the seconds of a step.

@@ -13,7 +13,6 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +35,7 @@ Worker = Literal["node", "device"]
 
 @dataclass(frozen=True)
 class Device:
-    """What a step and a compressor are limited by.
+    """Holds what a step and a compressor are limited by.
 
     Attributes:
         flops: operations per second in 16 bits, dense, as the vendor prints them.
@@ -67,7 +66,7 @@ _RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
 
 
 def read_device(text: str) -> Device:
-    """A device by name, or ``312TFLOP/s,2039GB/s``.
+    """Read a device by name, or ``312TFLOP/s,2039GB/s``.
 
     >>> read_device("312TFLOP/s,2039GB/s") == read_device("a100")
     True
@@ -107,14 +106,15 @@ def _parse_speed(text: str, part: str, unit: str) -> float:
 
 
 def memory_of_step(size: float, compute: float) -> float:
-    """Bytes per second that a device's memory has at least, if a step over ``size`` numbers takes
-    ``compute`` seconds: a step moves `STEP` arrays of that size. Where products take most of the
-    time, as in large batches, the truth may be many times as much."""
+    """Compute the bytes per second that a device's memory has at least, if a step over ``size``
+    numbers takes ``compute`` seconds: a step moves `STEP` arrays of that size. Where products take
+    most of the time, as in large batches, the truth may be many times as much."""
     return STEP * 4 * size / compute
 
 
 def parse_seconds(given: str | float, name: str = "--step", longest: float = LONGEST) -> float:
-    """A duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds; a text has a unit.
+    """Read a duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds; a text has a unit.
+    ConfigError for another form, or a duration that is 0 or too long.
 
     >>> parse_seconds("400ms"), parse_seconds("20min"), parse_seconds(3)
     (0.4, 1200.0, 3.0)
@@ -135,7 +135,7 @@ def parse_seconds(given: str | float, name: str = "--step", longest: float = LON
 
 @dataclass(frozen=True)
 class DataParallelJob:
-    """A data-parallel job.
+    """Describes a data-parallel job.
 
     Attributes:
         compute: seconds of one device's forward and backward pass and optimiser step.
@@ -172,26 +172,26 @@ class DataParallelJob:
 
     @property
     def replicas(self) -> int:
-        """W: how many gradients are averaged."""
+        """Return W: how many gradients are averaged."""
         return self.nodes * self.gpus
 
     @property
     def link(self) -> Network:
-        """The slow one, which the mean of the replicas crosses."""
+        """Return the slow link, which the mean of the replicas crosses."""
         return self.between if self.nodes > 1 else self.within
 
     @property
     def buckets(self) -> int:
-        """Parts of the gradient that are reduced during the backward pass."""
+        """Return the number of parts of the gradient that are reduced during the backward pass."""
         return max(1, round(self.model.size * self.itemsize / self.bucket))
 
     def at(self, bandwidth: Values) -> DataParallelJob:
-        """The same job with another slow link."""
+        """Return the same job with another slow link."""
         link = Network(bandwidth, self.link.latency)
         return replace(self, between=link) if self.nodes > 1 else replace(self, within=link)
 
     def seconds(self, work: Work) -> Values:
-        """Predicted seconds of one step; an array where the slow link's bandwidth is one."""
+        """Predict the seconds of one step; an array where the slow link's bandwidth is one."""
         how = (self.replicas, self.algorithm, self.buckets)
         slow = work.seconds_with(self.waiting(work), self.buckets)
         # The ring then crosses the links within nodes, too.
@@ -200,7 +200,7 @@ class DataParallelJob:
         return slow
 
     def waiting(self, work: Work) -> Values:
-        """Predicted seconds of one step in collectives."""
+        """Predict the seconds of one step in collectives."""
         parts = self.buckets if work.overlaps else 1
         if work.inside is None:
             how = (self.link, self.replicas, self.algorithm, parts)
@@ -209,14 +209,14 @@ class DataParallelJob:
         return inside + work.communicate(self.link, self.nodes, self.algorithm, parts)
 
     def bytes(self, work: Work) -> float:
-        """Bytes that a slow link carries in each direction in one step."""
+        """Count the bytes that a slow link carries in each direction in one step."""
         if work.inside is not None:
             return work.crossing(self.nodes, self.algorithm)
         return self.on_link(work).crossing(self.replicas, self.algorithm)
 
     def on_link(self, work: Work) -> Work:
-        """The work with the bytes of an all-to-all as a node's link carries them: of p replicas in
-        a node each sends W - p of its W - 1 parts for others to other nodes."""
+        """Return the work with the bytes of an all-to-all as a node's link carries them: of p
+        replicas in a node each sends W - p of its W - 1 parts for others to other nodes."""
         if self.nodes == 1 or self.gpus == 1 or "exchange" not in work.bytes:
             return work
         times = self.gpus * (self.replicas - self.gpus) / (self.replicas - 1)
@@ -235,8 +235,8 @@ def check_counts(of: Any) -> None:
 
 
 def read_links(path: Path) -> dict[str, Network]:
-    """``within`` and ``between`` of a file that `regimes doctor --links` has written; one that it
-    could not measure is missing.
+    """Read ``within`` and ``between`` of a file that `regimes doctor --links` has written; one that
+    it could not measure is missing.
 
     Raises:
         ConfigError: no such file, or another content.
@@ -249,7 +249,11 @@ def read_links(path: Path) -> dict[str, Network]:
         if len(content) > LARGEST:
             raise ValueError("it is larger than a file of links")
         table = json.loads(content.decode("utf-8"))
-        return {name: _read_link(table[name]) for name in ("within", "between") if table.get(name)}
+        links = {name: table[name] for name in ("within", "between") if table.get(name)}
+        return {
+            name: Network(float(link["bandwidth"]), float(link["latency"])).checked()
+            for name, link in links.items()
+        }
     except UnicodeDecodeError:
         raise ConfigError(f"--links {path} is no text: {write}") from None
     except (
@@ -259,8 +263,3 @@ def read_links(path: Path) -> dict[str, Network]:
     ) as error:
         what = repr(error) if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"--links {path} cannot be read ({what[:200]}): {write}") from None
-
-
-def _read_link(table: Mapping[str, Any]) -> Network:
-    bandwidth, latency = float(table["bandwidth"]), float(table["latency"])
-    return Network(bandwidth, latency).checked()

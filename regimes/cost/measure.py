@@ -30,7 +30,7 @@ MOST, ENOUGH = 20, 2.0  # rounds of timed steps, and the seconds after which the
 
 
 class Timed(NamedTuple):
-    """What was timed.
+    """Holds what was timed.
 
     Attributes:
         per_epoch: steps per epoch.
@@ -158,7 +158,7 @@ class _Exchanged:
 
 
 def median_seconds(action: Callable[[], Any], times: int, device: torch.device) -> float:
-    """Median seconds of an action, after one call that is not timed."""
+    """Time an action: the median seconds of several calls, after one that is not timed."""
     return statistics.median([_seconds(action, device) for _ in range(times + 1)][1:])
 
 

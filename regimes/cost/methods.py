@@ -42,7 +42,7 @@ _METHOD = re.compile(r"([\w.:-]+?)(?::([\w.+-]+))?(?:/(\d+))?")
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the table.
+    """Holds one line of the table.
 
     Attributes:
         table: of the compressor's configuration.
@@ -55,18 +55,18 @@ class Method:
 
     @property
     def label(self) -> str:
-        """ "powersgd 4, every 32 steps"."""
+        """Name the method: "powersgd 4, every 32 steps"."""
         local = f", every {self.period} steps" if self.period > 1 else ""
         return f"{self.table['name']}{'' if self.level == DENSE else f' {self.level}'}{local}"
 
     @property
     def clock(self) -> clocks.MeasuredClock | None:
-        """The measurement of its clock, as `clocks.find_clock`."""
+        """Return the measurement of its clock, as `clocks.find_clock` does."""
         return clocks.find_clock(self._spelt)
 
     @property
     def reckoned(self) -> float | None:
-        """Its clock as a number; of dense 1; None: it was not measured."""
+        """Return its clock as a number; of dense 1; None if it was not measured."""
         return clocks.reckon_clock(self._spelt)
 
     @property
@@ -120,7 +120,7 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
 
 
 def method_work(job: DataParallelJob, method: Method) -> Work:
-    """The mean step of one worker; its seconds are those of one device."""
+    """Compute the mean step of one worker; its seconds are those of one device."""
     layers, itemsize = job.model.layers, job.itemsize
     chosen, level, of_node = (
         make_compressor(method.table),
@@ -154,14 +154,15 @@ def method_work(job: DataParallelJob, method: Method) -> Work:
 
 
 def node_is_worker(job: DataParallelJob, method: Method) -> bool:
-    """Is a node the worker, whose devices average their gradients first? Local steps have none."""
+    """Answer whether a node is the worker, whose devices average their gradients first. Local steps
+    have none."""
     if 1 in (job.nodes, job.gpus) or method.period > 1 or job.worker == "device":
         return False
     return job.worker == "node" or sends_apart(make_compressor(method.table), [method.level])
 
 
 def describe_workers(frame: pd.DataFrame) -> list[str]:
-    """A sentence that says of which methods a node is the worker."""
+    """Say in a sentence of which methods a node is the worker."""
     names = frame["method"][frame["worker"] == "node"]
     if names.empty:
         return []
@@ -172,7 +173,7 @@ def describe_workers(frame: pd.DataFrame) -> list[str]:
 
 
 def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> list[str]:
-    """A sentence for each method that sends layers whole."""
+    """Write a sentence for each method that sends layers whole."""
     sentences = []
     for method in methods:
         compressor, layers = make_compressor(method.table), job.model.layers
@@ -186,7 +187,7 @@ def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> li
 
 
 def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.DataFrame:
-    """One row per method, the dense one first.
+    """Make a table with one row per method, the dense one first.
 
     Columns: method; worker, "node" or "device"; seconds of a step; its parts compute, compress and
     communicate; ``hidden``, the share of the communication that runs during the backward pass;
@@ -247,7 +248,8 @@ def _measured(job: DataParallelJob, method: Method, speed_up: float) -> dict[str
 
 
 def methods_work(job: DataParallelJob, methods: Iterable[Method]) -> list[tuple[Method, Work]]:
-    """The step of each method, the dense one first; of several with one label, the first."""
+    """Compute the step of each method, the dense one first; of several with one label, the
+    first."""
     every: dict[str, Method] = {}
     for method in (parse_method(DENSE), *methods):
         every.setdefault(method.label, method)
@@ -255,14 +257,15 @@ def methods_work(job: DataParallelJob, methods: Iterable[Method]) -> list[tuple[
 
 
 def seconds_by_bandwidth(job: DataParallelJob, step: Work) -> Any:
-    """Seconds as a function of the slow link's bandwidth."""
+    """Return the seconds as a function of the slow link's bandwidth."""
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
 
 def tabulate_curves(
     job: DataParallelJob, methods: Iterable[Method], bandwidths: np.ndarray
 ) -> pd.DataFrame:
-    """Seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s), seconds."""
+    """Compute the seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s),
+    seconds."""
     frames = []
     for method, step in methods_work(job, methods):
         seconds = seconds_by_bandwidth(job, step)(bandwidths)
@@ -272,7 +275,8 @@ def tabulate_curves(
 
 
 def usual_methods(job: DataParallelJob) -> Sequence[Method]:
-    """The methods of a table by default. With a gradient in half precision a cast is left out."""
+    """List the methods of a table by default. With a gradient in half precision a cast is left
+    out."""
     return [
         parse_method(text)
         for text in USUAL

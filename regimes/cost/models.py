@@ -39,7 +39,7 @@ Item = Literal["token", "sample"]
 
 @dataclass(frozen=True)
 class Model:
-    """What a prediction needs of a model.
+    """Holds what a prediction needs of a model.
 
     Attributes:
         name: as the user wrote it.
@@ -55,16 +55,16 @@ class Model:
 
     @functools.cached_property
     def size(self) -> int:
-        """Numbers in all layers."""
+        """Return the number of numbers in all layers."""
         return sum(layer.size for layer in self.layers)
 
     @property
     def counted(self) -> bool:
-        """Are the operations of an item known?"""
+        """Answer whether the operations of an item are known."""
         return self.flops is not None or self.item == "token"
 
     def step_flops(self, items: int) -> float:
-        """Floating-point operations of a forward and a backward pass over ``items``.
+        """Count the floating-point operations of a forward and a backward pass over ``items``.
 
         A backward pass takes twice the operations of a forward pass. A forward pass for a token
         takes, where nothing is known, twice the number of parameters (Kaplan et al., 2020, table 1,
@@ -85,7 +85,7 @@ class Model:
 
 
 def read_model(text: str) -> Model:
-    """The model that ``text`` names, in one of the four ways above.
+    """Read the model that ``text`` names, in one of the four ways above.
 
     Raises:
         ConfigError: no model of that name, or it cannot be built or read.
@@ -210,8 +210,8 @@ def _build_on_meta(name: str, build: Callable[[], Any]) -> Any:
 
 
 def from_module(model: nn.Module, name: str) -> Model:
-    """The trainable parameters of a module, on any device: of one with an embedding per token, of
-    another per sample.
+    """Take the trainable parameters of a module, on any device: of one with an embedding per token,
+    of another per sample.
 
     Raises:
         ConfigError: it is no module, or has no trainable parameter, or one without a shape (lazy)

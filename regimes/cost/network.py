@@ -76,7 +76,7 @@ class Network:
         )
 
     def checked(self) -> Network:
-        """Itself, if it is a link that there may be.
+        """Return itself, if it is a link that there may be.
 
         Raises:
             ConfigError: a bandwidth or a latency out of `RANGE` and `LONGEST`.
@@ -94,7 +94,7 @@ class Network:
 
 
 def format_bandwidth(bandwidth: float) -> str:
-    """A bandwidth in three digits: ``100 Mbit/s``; "any" for infinity, "none" for zero."""
+    """Write a bandwidth in three digits: ``100 Mbit/s``; "any" for infinity, "none" for zero."""
     if bandwidth in (0.0, math.inf):
         return "any" if bandwidth else "none"
     bandwidth = float(f"{bandwidth:.3g}")  # first: 999.9 Mbit/s is 1 Gbit/s in three digits
@@ -111,7 +111,7 @@ def _doublings(workers: Values) -> Values:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The messages of one kind of collective among W workers.
+    """Describes the messages of one kind of collective among W workers.
 
     Attributes:
         hops: of W, the number of messages that wait for each other.
@@ -188,7 +188,7 @@ FASTEST = "fastest"  # of ring and tree for each collective, as NCCL chooses by 
 def collective_seconds(
     kind: str, size: Values, network: Network, workers: Values, algorithm: str = "ring"
 ) -> Values:
-    """Predicted seconds of one collective.
+    """Predict the seconds of one collective.
 
     A ring of 4 workers sends 2 (4 - 1) / 4 = 1.5 times the bytes over each link, in 6 messages. A
     gradient of 10 MB on 100 Mbit/s, without latency:
@@ -218,7 +218,7 @@ def collective_seconds(
 
 @dataclass(frozen=True)
 class Work:
-    """What one worker does in one step (or the mean over many).
+    """Holds what one worker does in one step (or the mean over many).
 
     Attributes:
         compute, compress: seconds.
@@ -238,7 +238,7 @@ class Work:
     inside: Work | None = None
 
     def every(self, period: float) -> Work:
-        """The mean step of a round of ``period`` local steps, with one exchange."""
+        """Return the mean step of a round of ``period`` local steps, with one exchange."""
         once = self * (1 / period)
         return self if period == 1 else replace(once, compute=self.compute, overlaps=False)
 
@@ -252,7 +252,7 @@ class Work:
     def communicate(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
-        """Seconds in collectives; the gradient's are cut into ``buckets``."""
+        """Predict the seconds in collectives; the gradient's are cut into ``buckets``."""
         total: Values = 0.0
         for kind, calls in self.calls.items():
             parts = calls * (1 if kind == "broadcast" else buckets)
@@ -263,8 +263,8 @@ class Work:
         return total
 
     def crossing(self, workers: int, algorithm: str = "ring") -> float:
-        """Bytes that the busiest link carries in each direction; with `FASTEST` the bytes of a
-        ring."""
+        """Count the bytes that the busiest link carries in each direction; with `FASTEST` the bytes
+        of a ring."""
         patterns = ALGORITHMS.find("ring" if algorithm == FASTEST else algorithm)
         return sum(
             float(patterns.find(kind).copies(workers)) * size for kind, size in self.bytes.items()
@@ -273,7 +273,7 @@ class Work:
     def seconds(
         self, network: Network, workers: Values, algorithm: str = "ring", buckets: int = 1
     ) -> Values:
-        """Predicted seconds of one step.
+        """Predict the seconds of one step.
 
         Args:
             buckets: parts in which the gradient is reduced while the backward pass goes on, as
@@ -285,7 +285,7 @@ class Work:
         return self.seconds_with(self.communicate(network, workers, algorithm, parts), buckets)
 
     def seconds_with(self, waiting: Values, buckets: int = 1) -> Values:
-        """The same where the collectives take so many seconds."""
+        """Predict the seconds of one step in which the collectives take ``waiting`` seconds."""
         if not self.overlaps:
             return self.compute + self.compress + waiting
         first, second = BACKWARD * self.compute + self.compress, waiting
@@ -294,7 +294,7 @@ class Work:
 
 
 def mean_step(works: Iterable[tuple[float, Work]]) -> Work:
-    """The mean of (count, step) pairs."""
+    """Average (count, step) pairs."""
     pairs = list(works)
     total = sum(weight for weight, _ in pairs)
     parts = [work * (weight / total) for weight, work in pairs]
@@ -311,7 +311,7 @@ def mean_step(works: Iterable[tuple[float, Work]]) -> Work:
 def break_even(
     work: Work, dense: Work, latency: float, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> float:
-    """The bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
+    """Find the bandwidth, bits/s, below which ``work`` is always faster than ``dense``.
 
     As `crossing_bandwidth`.
     """
@@ -325,7 +325,7 @@ def break_even(
 
 
 def crossing_bandwidth(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> float:
-    """The bandwidth, bits/s, below which ``fast`` always takes fewer seconds than ``slow``.
+    """Find the bandwidth, bits/s, below which ``fast`` always takes fewer seconds than ``slow``.
 
     Infinity where it does at any bandwidth, zero where at none (searched up to 1e18). "Fewer" means
     by more than rounding.

@@ -62,7 +62,7 @@ class JobOptions:
 
 
 def changed_options(options: JobOptions, usual: JobOptions) -> list[str]:
-    """The options that differ from others, as a user writes them."""
+    """List the options that differ from others, as a user writes them."""
     names = [field.name for field in fields(options)]
     differing = [name for name in names if getattr(options, name) != getattr(usual, name)]
     return [name.replace("_", "-") for name in differing]

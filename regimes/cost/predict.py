@@ -25,10 +25,10 @@ HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays
 def predict_seconds(
     cases: Sequence[Case], network: Network, workers: int, algorithm: str = "ring", buckets: int = 1
 ) -> pd.DataFrame:
-    """One row per case: seconds per step (compute, compress, communicate, and ``seconds``, less
-    than their sum where they overlap), of the mean step where levels change; steps and seconds per
-    whole epoch or unit, its speed-up over a dense one of the same samples, and the bandwidth
-    (bits/s) below which it is faster, ``break_even``."""
+    """Make a table with one row per case: seconds per step (compute, compress, communicate, and
+    ``seconds``, less than their sum where they overlap), of the mean step where levels change;
+    steps and seconds per whole epoch or unit, its speed-up over a dense one of the same samples,
+    and the bandwidth (bits/s) below which it is faster, ``break_even``."""
     how = (network, workers, algorithm, buckets)
     dense = next(case for case in cases if case.name == DENSE and not case.runs)
     unit, work = dense.epochs[0]

@@ -63,6 +63,6 @@ def _own_methods(run: Record) -> list[Method]:
 
 
 def tabulate_alternatives(run: Record, network: Network) -> pd.DataFrame:
-    """`methods.tabulate_methods` of the run's job: its own levels, then the usual methods."""
+    """Make `methods.tabulate_methods` of the run's job: its own levels, then the usual methods."""
     job = _job_of(run, network)
     return tabulate_methods(job, [*_own_methods(run), *usual_methods(job)])

@@ -27,7 +27,7 @@ DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
 def save_bandwidth(
     path: Path, numbers: pd.DataFrame, table: pd.DataFrame, here: float, title: str, about: str
 ) -> None:
-    """Draw `_draw_bandwidth` into a file.
+    """Draw the seconds of a step against the bandwidth of the slow link, into a file.
 
     Raises:
         ConfigError: the name ends with none of `KINDS`.
@@ -65,7 +65,14 @@ def _draw_bandwidth(
     ax.set_xticks(list(TICKS), list(TICKS.values()))
     ax.margins(x=0)
     style.log_axis(ax)
-    _mark_crossings(ax, numbers, table, here)
+    # the crossings with the dense line, and the user's bandwidth
+    dense = numbers[numbers["method"] == names[0]]
+    low, high = ax.get_xlim()
+    known = table.loc[table["break_even"].between(low, high), "break_even"]
+    seconds = np.interp(np.log(known), np.log(dense["bandwidth"]), dense["seconds"])
+    ax.plot(known, seconds, "o", markerfacecolor="white", markeredgecolor="#333333", markersize=4)
+    if low <= here <= high:
+        ax.axvline(here, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
     _label_lines(ax, numbers, names)
     add_headline(fig, title)
     style.add_caption(
@@ -74,17 +81,6 @@ def _draw_bandwidth(
         "method is faster than dense. Vertical line: the bandwidth of the job.",
     )
     return fig
-
-
-def _mark_crossings(ax: Axes, numbers: pd.DataFrame, table: pd.DataFrame, here: float) -> None:
-    """The crossings with the dense line, and the user's bandwidth."""
-    dense = numbers[numbers["method"] == numbers["method"].iloc[0]]
-    low, high = ax.get_xlim()
-    known = table.loc[table["break_even"].between(low, high), "break_even"]
-    seconds = np.interp(np.log(known), np.log(dense["bandwidth"]), dense["seconds"])
-    ax.plot(known, seconds, "o", markerfacecolor="white", markeredgecolor="#333333", markersize=4)
-    if low <= here <= high:
-        ax.axvline(here, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)))
 
 
 def _label_lines(ax: Axes, numbers: pd.DataFrame, names: Sequence[str]) -> None:

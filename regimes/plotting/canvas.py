@@ -49,7 +49,7 @@ COLUMN = 5.0  # inches, below which panels stand below one another
 
 @dataclass(frozen=True)
 class Options:
-    """How figures come out.
+    """Says how figures come out.
 
     Attributes:
         width, height: inches; None: as each figure is laid out. A paper's column has 3.3.
@@ -89,7 +89,7 @@ def current_options() -> Options:
 
 @contextmanager
 def use_options(chosen: Options | None = None, **changes: Any) -> Iterator[Options]:
-    """Figures come out by other options inside it.
+    """Let figures come out by other options inside it.
 
     Args:
         chosen: default the context's.
@@ -104,7 +104,7 @@ def use_options(chosen: Options | None = None, **changes: Any) -> Iterator[Optio
 
 
 class Canvas(Figure):
-    """A figure with its title and caption as text, drawn in it or not.
+    """Draws a figure with its title and caption as text, or leaves these out.
 
     Attributes:
         headline, caption: the texts; empty without.
@@ -126,20 +126,21 @@ class Canvas(Figure):
         super().__init__(figsize=size, dpi=dpi, layout="constrained")
 
     def set_size_inches(self, w: Any, h: Any = None, forward: bool = True) -> None:
-        """As matplotlib's; a height that the present options give stays."""
+        """Set the size as matplotlib does; a height that the present options give stays."""
         if h is None:
             w, h = w
         super().set_size_inches(w, getattr(self, "fixed", None) or h, forward)
 
     def subplots(self, nrows: int = 1, ncols: int = 1, **kwargs: Any) -> Any:
-        """As matplotlib's; below `COLUMN` inches all panels are in one column, row by row."""
+        """Add panels as matplotlib does; below `COLUMN` inches all panels are in one column, row by
+        row."""
         if not self.stacked or ncols == 1:
             return super().subplots(nrows, ncols, **kwargs)
         self._grow(ncols)
         return _stack_panels(super().subplots, nrows, ncols, **kwargs)
 
     def subfigures(self, nrows: int = 1, ncols: int = 1, **kw: Any) -> Any:  # type: ignore[override]
-        """As matplotlib's; below `COLUMN` inches all are in one column."""
+        """Add parts as matplotlib does; below `COLUMN` inches all are in one column."""
         if not self.stacked or ncols == 1:
             return super().subfigures(nrows, ncols, **kw)
         kw.pop("width_ratios", None)
@@ -147,7 +148,7 @@ class Canvas(Figure):
         return super().subfigures(nrows * ncols, 1, **kw)
 
     def legend(self, *args: Any, **kwargs: Any) -> Legend:
-        """As matplotlib's; in a narrow figure with as many columns as fit."""
+        """Add a legend as matplotlib does; in a narrow figure it has as many columns as fit."""
         if not self.narrow:
             return super().legend(*args, **kwargs)
         made, rows = _fit_legend(super().legend, self.bbox.width, *args, **kwargs)
@@ -170,7 +171,7 @@ class Canvas(Figure):
 
 
 def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) -> Any:
-    """The panels of a part of a figure, as `Canvas.subplots` has them of a whole one."""
+    """Add panels to a part of a figure, as `Canvas.subplots` does to a whole one."""
     make = part.subplots
     if is_stacked(part):
         return _stack_panels(make, nrows, ncols, **kwargs)
@@ -178,8 +179,8 @@ def subplots(part: Figure | SubFigure, nrows: int, ncols: int, **kwargs: Any) ->
 
 
 def list_above(part: Figure | SubFigure, handles: Sequence[Artist]) -> None:
-    """A legend above the panels of a part of a figure, which grows by it; in two columns where they
-    fit."""
+    """Add a legend above the panels of a part of a figure, which grows by it; in two columns where
+    they fit."""
     whole, make = part.canvas.figure, partial(FigureBase.legend, part)
     place: Any = {"loc": "outside upper left", "handlelength": 4, "ncols": 2}
     made, rows = _fit_legend(make, whole.bbox.width, handles=handles, **place)
@@ -232,7 +233,8 @@ def _stack_panels(make: Callable[..., Any], nrows: int, ncols: int, **kwargs: An
 
 
 def is_stacked(part: Figure | SubFigure) -> bool:
-    """Do the panels of a figure stand below one another, because it is narrower than `COLUMN`?"""
+    """Answer whether the panels of a figure stand below one another, because it is narrower than
+    `COLUMN`."""
     whole = part.canvas.figure
     return isinstance(whole, Canvas) and whole.stacked
 
@@ -285,7 +287,7 @@ def _label_alone(chosen: Axes) -> None:
 
 
 def complete_labels(fig: Figure) -> None:
-    """Where panels are stacked, label those that stood to the right of a labelled one, and break
+    """Label panels that stood to the right of a labelled one, where panels are stacked, and break
     titles and labels that are longer than their panel."""
     keep_panel(fig)
     if not is_stacked(fig):
@@ -323,7 +325,7 @@ def _break_label(label: Text, letters: int) -> None:
 
 
 def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
-    """How many columns of a legend fit into so many inches, at most ``most``.
+    """Count how many columns of a legend fit into so many inches, at most ``most``.
 
     >>> [legend_columns(labels, 4.8, 2) for labels in (["low", "high"], ["a long name" * 4])]
     [2, 1]
@@ -333,7 +335,7 @@ def legend_columns(labels: Sequence[str], width: float, most: int) -> int:
 
 
 def wrap_text(fig: Figure, text: str, per_inch: float, size: float) -> str:
-    """Text in lines as wide as a figure, which grows by those that a narrow one has more.
+    """Break a text into lines as wide as a figure, which grows by those that a narrow one has more.
 
     Args:
         per_inch: letters of this size, in points, that fit into an inch.
@@ -354,7 +356,7 @@ def keep_text(fig: Figure, **texts: str) -> bool:
 
 
 def say_places(fig: Figure, text: str) -> str:
-    """A text with "Left:" and "Right:" as the panels stand."""
+    """Change "Left:" and "Right:" in a text to where the panels stand."""
     if not is_stacked(fig):
         return text
     return text.replace("Left:", "Above:").replace("Right:", "Below:")

@@ -24,7 +24,8 @@ TAKEN = {
 
 
 def metric_values(run: Record, shown: Metric) -> np.ndarray:
-    """A metric per epoch, in the shown unit (accuracy in %)."""
+    """Return a metric per epoch, in the shown unit (accuracy in %); RecordError if the run does not
+    have it."""
     if not has_metric(run, shown):
         metrics = (
             measured_metric(run, name) for name in (*METRICS, *logged_values(run.rows).values())
@@ -44,7 +45,7 @@ def metric_values(run: Record, shown: Metric) -> np.ndarray:
 
 
 def has_metric(run: Record, shown: Metric) -> bool:
-    """Was it measured, or logged, in any epoch?"""
+    """Answer whether a metric was measured, or logged, in any epoch."""
     column = run.column(_column(run, shown))
     return column is not None and bool(pd.notna(column).any())
 
@@ -54,7 +55,8 @@ def _column(run: Record, shown: Metric) -> str:
 
 
 def training_seconds(run: Record) -> np.ndarray:
-    """Seconds of training up to the end of each epoch; without evaluation and instruments."""
+    """Add up the seconds of training to the end of each epoch, without evaluation and
+    instruments."""
     names = [column.removeprefix("seconds_") for column in CLOCK]
     spent = [run.clock.get(row["epoch"], {}) for row in run.rows]
     return np.cumsum(sum(np.array([x.get(name, 0.0) for x in spent]) for name in names))
@@ -90,9 +92,9 @@ def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.Data
 
 
 def tabulate_ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
-    """One row per schedule: the columns of `tabulate_curves` at the end of each seed (the epoch is
-    the mean of their last ones; in a hook's record the last with a logged metric), with the 95 % t
-    intervals of floats and seconds too."""
+    """Make a table with one row per schedule: the columns of `tabulate_curves` at the end of each
+    seed (the epoch is the mean of their last ones; in a hook's record the last with a logged
+    metric), with the 95 % t intervals of floats and seconds too."""
     shown = shown or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():

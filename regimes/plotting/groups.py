@@ -35,7 +35,7 @@ METHOD = {"workers", "batch_size", "compressor", "levels", "signal", "quirks"}
 def group_runs(
     runs: Iterable[Record], needed: Sequence[str] = (), only: bool = False, unfinished: bool = False
 ) -> Groups:
-    """Runs by schedule, each list by seed: only seeds of one experiment
+    """Group runs by schedule, each list by seed: only seeds of one experiment
     (`records.separate_experiments`).
 
     Args:
@@ -66,8 +66,9 @@ def group_runs(
 
 
 def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
-    """The runs, in a figure that needs certain schedules called by the roles that their grid gives
-    them; one that is needed by its own name keeps it. Without needed ones the runs as they are.
+    """Call the schedules, in a figure that needs certain ones, by the roles that their grid gives
+    them; one that is needed by its own name keeps it. Without needed ones the runs stay as they
+    are.
 
     Raises:
         RecordError: two schedules of one needed role.
@@ -98,8 +99,8 @@ def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
 
 
 def part_of(name: str, role: str | None, needed: Sequence[str]) -> str:
-    """What a schedule is called in a figure that needs certain ones: its role, if it has one and is
-    not needed by its own name.
+    """Return what a schedule is called in a figure that needs certain ones: its role, if it has one
+    and is not needed by its own name.
 
     >>> part_of("mine", "low", ["low", "high"]), part_of("mine", "low", ["mine"])
     ('low', 'mine')
@@ -161,23 +162,23 @@ def _fields_of(run: Record, names: Collection[str]) -> dict[str, Any]:
 
 
 def tested_by(run: Record) -> Metric:
-    """The metric by which the run was tested."""
+    """Return the metric by which the run was tested."""
     return measured_metric(run, run.header.get("metric", "accuracy"))
 
 
 def measured_metric(run: Record, column: str) -> Metric:
-    """How a column of the run's epochs is written."""
+    """Return how a column of the run's epochs is written."""
     own_loss = run.header["data"].get("loss") is not None
     return find_metric(column, unit_known=not run.hooked and not own_loss)
 
 
 def compressed_layers(run: Record) -> list[dict[str, Any]]:
-    """The compressed layers in network order."""
+    """List the compressed layers in network order."""
     return [layer for layer in run.header["layers"] if layer["compressed"]]
 
 
 def critical_windows(by_schedule: Groups) -> list[list[int]]:
-    """The hand-made critical windows ``[first, stop)``; empty if no run has them."""
+    """Return the hand-made critical windows ``[first, stop)``; empty if no run has them."""
     for level, table in (("low", "policy"), ("high", "policy"), ("small", "batch_policy")):
         if runs := by_schedule.get(f"{level}-in-critical"):
             return (runs[0].config.get(table) or {}).get("windows", [])
@@ -185,8 +186,8 @@ def critical_windows(by_schedule: Groups) -> list[list[int]]:
 
 
 def find_decays(run: Record) -> list[tuple[int, float]]:
-    """The units of a run that are the first at a lower learning rate, and the factor by which it
-    falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
+    """Find the units of a run that are the first at a lower learning rate, and the factor by which
+    it falls (infinity: to zero). A trainer's step schedule gives the configured ones; a user's own
     training has no known schedule and gives the decays that the policies see in its rates."""
     if run.hooked:
         seen = FollowsDecays().decays(read_history(run.rows, [], run.config["signal"]))
@@ -206,12 +207,12 @@ def find_decays(run: Record) -> list[tuple[int, float]]:
 
 
 def decay_epochs(run: Record) -> tuple[int, ...]:
-    """The units that are the first at a lower learning rate."""
+    """Return the units that are the first at a lower learning rate."""
     return tuple(first for first, _ in find_decays(run))
 
 
 def typical_run(by_schedule: Groups) -> Record:
-    """A run with the decays that most of the schedules share."""
+    """Choose a run with the decays that most of the schedules share."""
     runs = [group[0] for group in by_schedule.values()]
     decays = [decay_epochs(run) for run in runs]
     return runs[decays.index(max(decays, key=decays.count))]

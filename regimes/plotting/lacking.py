@@ -18,7 +18,7 @@ from regimes.presets.families import shorten_training
 
 
 class Need(NamedTuple):
-    """One of the needs, and a grid.
+    """Holds one of the needs of a figure, and what a grid has of it.
 
     Attributes:
         what: "schedule low", "statistic eigenvalue".
@@ -32,7 +32,7 @@ class Need(NamedTuple):
 
 
 def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = True) -> list[Need]:
-    """Each need of a figure, and what a grid has of it.
+    """Compare each need of a figure with what a grid has of it.
 
     Args:
         in_file: the grid is a file, and its keys can be set; else options of `regimes ablate` are.

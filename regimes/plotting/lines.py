@@ -130,7 +130,8 @@ def plot(
 def draw_lines(
     by_schedule: Groups, against: str, shown: Metric, example: Record
 ) -> tuple[style.Shown, bool]:
-    """The figure without headline and caption, and whether values are outside of its axis.
+    """Draw the figure without headline and caption; returns also whether values are outside of its
+    axis.
 
     Args:
         example: the configuration and decays of this run stand for all.

@@ -19,7 +19,7 @@ STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}
 
 @dataclass(frozen=True)
 class Look:
-    """The label and line of one schedule."""
+    """Holds the label and line of one schedule."""
 
     label: str
     colour: str
@@ -30,7 +30,7 @@ class Look:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Keywords of ``Axes.plot``."""
+        """Return keywords of ``Axes.plot``."""
         return {
             "color": self.colour,
             "linestyle": self.dash,
@@ -122,20 +122,21 @@ _NAMES = {target: name for name, target in RECORDED["compressor"].items()}
 
 
 def level_text(compressor: str) -> str | None:
-    """How a level of a compressor is written, e.g. "rank {}"; None if nothing says it."""
+    """Return how a level of a compressor is written, e.g. "rank {}"; None if nothing says it."""
     return SPELT.get(_NAMES.get(compressor, compressor))
 
 
 def style_of(name: str, spare: int = 0) -> Look:
-    """A schedule's look; a schedule outside the tables has a spare one under its own name."""
+    """Return a schedule's look; a schedule outside the tables has a spare one under its own
+    name."""
     if name in LIKE:
         return replace(LOOKS[LIKE[name][0]], label=LIKE[name][1])
     return LOOKS.get(name, Look(name, *SPARE[spare % len(SPARE)]))
 
 
 def styles_of(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of one figure's schedules, in order; those outside the tables have markers that no
-    other has."""
+    """Return the looks of one figure's schedules, in order; those outside the tables have markers
+    that no other has."""
     looks = {name: style_of(name) for name in order_schedules(names)}
     unknown = [name for name in looks if name not in LOOKS and name not in LIKE]
     taken = {look.marker for name, look in looks.items() if name not in unknown}
@@ -144,7 +145,7 @@ def styles_of(names: Iterable[str]) -> dict[str, Look]:
 
 
 def order_schedules(names: Iterable[str]) -> list[str]:
-    """The table's order, then the unknown ones by name."""
+    """Sort schedules by the table's order, then the unknown ones by name."""
     place = {name: i for i, name in enumerate(LOOKS)}
     return sorted({*names}, key=lambda n: (place.get(LIKE.get(n, (n,))[0], len(place)), n))
 
@@ -154,7 +155,7 @@ def order_schedules(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Metric:
-    """How a measured column of the epochs is written.
+    """Says how a measured column of the epochs is written.
 
     Attributes:
         factor: from the record's unit to the shown one.
@@ -175,19 +176,20 @@ class Metric:
 
     @property
     def directed(self) -> bool:
-        """Is it known which way is better?"""
+        """Answer whether it is known which way is better."""
         return self.name in METRICS
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The lowest and the highest value that there is, in the unit in which it is shown."""
+        """Return the lowest and the highest value that there is, in the unit in which it is
+        shown."""
         if self.name == "accuracy":
             return 0.0, 100.0
         return (0.0 if self.directed else -math.inf), math.inf
 
     @property
     def axis(self) -> str:
-        """The label of its axis, with the direction in which it is better."""
+        """Return the label of its axis, with the direction in which it is better."""
         way = "lower" if self.lower else "higher"
         return f"{self.label}\n{way} is better" if self.directed else self.label
 
@@ -210,7 +212,7 @@ METRICS = {metric.name: metric for metric in _METRICS}
 
 
 def find_metric(name: str, unit_known: bool = True) -> Metric:
-    """How a metric is written; plainly, under its own name, if the table has none.
+    """Find how a metric is written; plainly, under its own name, if the table has none.
 
     Args:
         unit_known: whether a loss is in nats; False for a function of the user's.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Needs:
-    """What a figure needs of the runs of a grid.
+    """Says what a figure needs of the runs of a grid.
 
     Attributes:
         schedules: each of them, by its name or its role.

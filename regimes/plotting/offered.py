@@ -25,7 +25,7 @@ GROUP = "regimes.figures"
 
 @dataclass(frozen=True)
 class Offer:
-    """Something that can be drawn or printed.
+    """Offers something that can be drawn or printed.
 
     Attributes:
         says: one sentence.
@@ -43,7 +43,7 @@ class Offer:
 
 
 def find_figures() -> dict[str, Offer]:
-    """All offers by name, in the packages' order.
+    """Find all offers by name, in the packages' order.
 
     Raises:
         ConfigError: a package's offers cannot be loaded, two packages offer the same name, or none
@@ -142,8 +142,9 @@ _NUMBERS: tuple[tuple[str, Callable[[str], float], str], ...] = (
 
 
 def take_print_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """(how the figure comes out, as `canvas.Options` has it; the other words): ``--style paper``,
-    ``--width``, ``--height``, ``--panel``, ``--format`` and ``--plain`` are for every figure.
+    """Divide words into how the figure comes out, as `canvas.Options` has it, and the other words:
+    ``--style paper``, ``--width``, ``--height``, ``--panel``, ``--format`` and ``--plain`` are for
+    every figure.
 
     >>> take_print_options(["runs/small", "--width", "3.3", "--plain", "--format", "pdf,svg"])
     ({'width': 3.3, 'formats': ('pdf', 'svg'), 'plain': True}, ['runs/small'])

@@ -69,7 +69,14 @@ def draw_curves(
             band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
         if marks:
-            _mark_end(ax, against, last[last["schedule"] == name].iloc[0], look, shown)
+            # a large marker where training ends, with the intervals of both means
+            end = last[last["schedule"] == name].iloc[0]
+            ranges = ((shown.name, "ci_high"), (against, f"{against}_ci_high"))
+            half = [0.0 if math.isnan(end[high]) else end[high] - end[key] for key, high in ranges]
+            size = 1.5 * look.line["markersize"]
+            bar = {**look.line, "markersize": size, "linestyle": "", "zorder": 9}
+            numbers_of_end = end[against], end[shown.name], half[0], half[1]
+            ax.errorbar(*numbers_of_end, capsize=2.5, elinewidth=1, **bar)
     extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
     ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
     ax.autoscale_view()
@@ -78,21 +85,13 @@ def draw_curves(
 def named_looks(
     schedules: Iterable[str], names: Mapping[str, str] | None = None
 ) -> dict[str, Look]:
-    """`styles_of`, with other labels."""
+    """Return `styles_of`, with other labels."""
     looks, given = styles_of(schedules), names or {}
     return {name: replace(look, label=given.get(name, look.label)) for name, look in looks.items()}
 
 
-def _mark_end(ax: Axes, against: str, end: pd.Series, look: Look, shown: Metric) -> None:
-    """A large marker where training ends, with the intervals of both means."""
-    ranges = ((shown.name, "ci_high"), (against, f"{against}_ci_high"))
-    half = [0.0 if math.isnan(end[high]) else end[high] - end[key] for key, high in ranges]
-    bar = {**look.line, "markersize": 1.5 * look.line["markersize"], "linestyle": "", "zorder": 9}
-    ax.errorbar(end[against], end[shown.name], half[0], half[1], capsize=2.5, elinewidth=1, **bar)
-
-
 def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, Any]) -> None:
-    """Label, margins and scale of the x axis.
+    """Set label, margins and scale of the x axis.
 
     Args:
         config: of one of the runs, for the name of their units.
@@ -156,7 +155,7 @@ def _cut_limits(low: float, high: float, ends: pd.Series, lower: bool) -> tuple[
 
 
 def tabulate_levels(runs: Sequence[Record]) -> pd.DataFrame:
-    """One row per seed, epoch and compressed layer: the level."""
+    """Make a table with one row per seed, epoch and compressed layer: the level."""
     names, columns = (
         [layer["name"] for layer in compressed_layers(runs[0])],
         ["epoch", "layer", "level"],
@@ -167,8 +166,8 @@ def tabulate_levels(runs: Sequence[Record]) -> pd.DataFrame:
 
 
 def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH) -> style.Drawing:
-    """The level of each compressed layer per epoch in one run; below, the share of all layers at
-    each level but the highest compression.
+    """Draw the level of each compressed layer per epoch in one run; below, the share of all layers
+    at each level but the highest compression.
 
     Args:
         runs: of one schedule.
@@ -200,7 +199,7 @@ def level_map(runs: Sequence[Record], shown: Record, width: float = style.WIDTH)
 
 
 def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
-    """How often the lowest compression was chosen, in words: of all layers, units and seeds."""
+    """Say in words how often the lowest compression was chosen: of all layers, units and seeds."""
     colours = level_palette(runs[0], {*numbers["level"], *runs[0].config["levels"]})
     level = [*colours][-1]
     share = 100 * (numbers["level"] == level).mean()
@@ -209,8 +208,8 @@ def level_share(runs: Sequence[Record], numbers: pd.DataFrame) -> str:
 
 
 def level_palette(run: Record, present: Iterable[str]) -> dict[str, Any]:
-    """A colour for each level, light to dark from the highest compression to the lowest: fixed ones
-    if all are in `looks.LEVELS`, else shades of blue."""
+    """Choose a colour for each level, light to dark from the highest compression to the lowest:
+    fixed ones if all are in `looks.LEVELS`, else shades of blue."""
     sends = {name: cost["floats"] for name, cost in run.header["per_step"].items()}
     names = sorted({*present}, key=lambda name: (sends.get(name, 0.0), name))
     if {*names} <= LEVELS.keys():
@@ -251,7 +250,7 @@ def _draw_shares(ax: Axes, numbers: pd.DataFrame, colours: dict[str, Any]) -> No
 
 
 def layer_name(layer: Mapping[str, Any]) -> str:
-    """ "features.0  16×3×3×3"."""
+    """Name a layer with its shape: "features.0 16×3×3×3"."""
     return f"{layer['name'].removesuffix('.weight')}  {'×'.join(map(str, layer['shape']))}"
 
 
@@ -261,7 +260,7 @@ def layer_name(layer: Mapping[str, Any]) -> str:
 def draw_detectors(
     runs: Sequence[Record], result: Comparison, width: float = style.WIDTH
 ) -> style.Drawing:
-    """One panel per schedule, one band per detector.
+    """Draw one panel per schedule, one band per detector.
 
     Args:
         result: ``regimes.policies.replay.detect.bench_detectors(runs, ...)``.
@@ -308,7 +307,7 @@ def draw_detectors(
 
 
 def draw_bands(ax: Axes, table: pd.DataFrame) -> AxesImage:
-    """Shares between 0 and 1, light to dark; a row's name breaks at its first space."""
+    """Draw shares between 0 and 1, light to dark; a row's name breaks at its first space."""
     image = _draw_rows(ax, table, 2.5, cmap="Blues", vmin=0, vmax=1)
     ax.set_yticks(range(len(table)), [name.replace(" ", "\n", 1) for name in table.index])
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -32,13 +32,13 @@ from regimes.records import (
 
 
 def terminal_reporter(terminal: bool | None = None) -> Reporter:
-    """A live table in a terminal, else plain lines."""
+    """Make a live table in a terminal, and plain lines elsewhere."""
     terminal = is_terminal() if terminal is None else terminal
     return LiveTable() if terminal else PlainLines()
 
 
 class LiveTable:
-    """Progress bars and the last epochs, redrawn in place."""
+    """Redraws progress bars and the last epochs in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or new_console()
@@ -93,7 +93,7 @@ class LiveTable:
 
 
 class PlainLines:
-    """One line per epoch, for a log file."""
+    """Prints one line per epoch, for a log file."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stdout
@@ -106,7 +106,7 @@ class PlainLines:
             self._print(sentence)
 
     def step(self, epoch: int, done: int, steps: int) -> None:
-        """Ignored: one line per epoch."""
+        """Do nothing: there is one line per epoch."""
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.sent = self.sent.after(row)
@@ -122,8 +122,8 @@ class PlainLines:
 
 
 class Curves:
-    """Base of reporters that draw one point for each epoch. Subclasses define ``put``, which draws
-    the numbers of an epoch, and ``stop``."""
+    """Draws one point for each epoch: the base of reporters that do. Subclasses define ``put``,
+    which draws the numbers of an epoch, and ``stop``."""
 
     def start(self, header: Header, rows: list[Row]) -> None:
         self.header, self.floats = header, sum(row["floats"] for row in rows)
@@ -131,7 +131,7 @@ class Curves:
     def put(self, epoch: int, numbers: dict[str, float]) -> None: ...
 
     def step(self, epoch: int, done: int, steps: int) -> None:
-        """Ignored: curves have one point per epoch."""
+        """Do nothing: curves have one point per epoch."""
 
     def epoch(self, row: Row, seconds: dict[str, float]) -> None:
         self.floats += row["floats"]
@@ -150,7 +150,7 @@ class Curves:
 
 
 class Scalars(Curves):
-    """TensorBoard scalars in ``<out>/tensorboard``."""
+    """Writes TensorBoard scalars into ``<out>/tensorboard``."""
 
     def __init__(self, out: Path) -> None:
         try:
@@ -180,8 +180,9 @@ _RUN_ID = "id-of-the-run"  # by which a service knows it
 
 
 class Runs(Curves):
-    """A run of Weights & Biases in ``<out>/wandb``, offline: ``wandb sync`` sends it later, or set
-    ``WANDB_MODE=online``. A run that is resumed is the same one there: ``wandb sync --append``."""
+    """Writes a run of Weights & Biases into ``<out>/wandb``, offline: ``wandb sync`` sends it
+    later, or set ``WANDB_MODE=online``. A run that is resumed is the same one there: ``wandb sync
+    --append``."""
 
     def __init__(self, out: Path) -> None:
         try:

@@ -24,7 +24,7 @@ COUNTS = ("different seeds", "one seed", "two seeds")  # of so many in common
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean and its 95 % interval.
+    """Holds a mean and its 95 % interval.
 
     Attributes:
         low, high: nan without an interval: of fewer than `LEAST` values, and of equal ones, which
@@ -39,7 +39,7 @@ class MeanInterval:
 
     @classmethod
     def of(cls, values: Sequence[float], within: Range = ANY) -> MeanInterval:
-        """The mean of those values that are finite.
+        """Average those values that are finite.
 
         Args:
             within: what the mean can be: its interval ends there.
@@ -51,7 +51,7 @@ class MeanInterval:
 
     @classmethod
     def at(cls, row: Mapping[Any, Any] | pd.Series, column: str) -> MeanInterval:
-        """The number of a table's row that has the column ``column`` and those of its interval
+        """Take the number of a table's row that has the column ``column`` and those of its interval
         (`statistics.read_interval`), and n where it is known (default: enough seeds)."""
         value, (low, high) = float(row[column]), read_interval(row, column)
         n = row.get("n", LEAST)
@@ -62,9 +62,9 @@ class MeanInterval:
         return cls(value if n else math.nan, low, high, n)
 
     def verdict(self, base: float = 0.0) -> Verdict:
-        """What a title may say of the mean against ``base``: "above" or "below" where the interval
-        leaves ``base`` out, "not shown" where it does not, and "open" where there is none, since
-        fewer than `LEAST` seeds have a value or all have the same one.
+        """Return what a title may say of the mean against ``base``: "above" or "below" where the
+        interval leaves ``base`` out, "not shown" where it does not, and "open" where there is none,
+        since fewer than `LEAST` seeds have a value or all have the same one.
 
         >>> samples = [1.0, 1.1, 1.2], [1.0, 0.0, 0.5], [9.0]
         >>> [MeanInterval.of(values).verdict() for values in samples]
@@ -77,20 +77,20 @@ class MeanInterval:
         return "below" if self.high < base else "not shown"
 
     def is_above(self, base: float) -> bool:
-        """Is the mean shown to lie above?"""
+        """Answer whether the mean is shown to lie above."""
         return self.verdict(base) == "above"
 
     def is_below(self, base: float) -> bool:
-        """Is the mean shown to lie below?"""
+        """Answer whether the mean is shown to lie below."""
         return self.verdict(base) == "below"
 
     @property
     def size(self) -> MeanInterval:
-        """Without the sign of the mean; the interval turned with it."""
+        """Drop the sign of the mean; the interval turns with it."""
         return MeanInterval(-self.value, -self.high, -self.low, self.n) if self.value < 0 else self
 
     def text(self, form: str, unit: str = "") -> str:
-        """ "0.51 bits [0.48, 0.54]"; without an interval " in two seeds", " in all 5 seeds".
+        """Write "0.51 bits [0.48, 0.54]"; without an interval " in two seeds", " in all 5 seeds".
 
         >>> MeanInterval.of([1.0, 2.0, 3.0]).text(".1f", "points")
         '2.0 points [-0.5, 4.5]'
@@ -100,7 +100,7 @@ class MeanInterval:
         return f"{self.numbers(form, unit)}{self.seeds}"
 
     def numbers(self, form: str, unit: str = "") -> str:
-        """`text` without the seeds, which the sentence names elsewhere."""
+        """Write `text` without the seeds, which the sentence names elsewhere."""
         size = f"{format_number(self.value, form)} {unit}".rstrip()
         if math.isnan(self.low):
             return size
@@ -110,7 +110,7 @@ class MeanInterval:
 
     @property
     def seeds(self) -> str:
-        """Which seeds a mean without an interval is of."""
+        """Say of which seeds a mean without an interval is."""
         if not math.isnan(self.low):
             return ""
         count = COUNTS[self.n] if self.n < LEAST else f"all {self.n} seeds"
@@ -132,7 +132,7 @@ def _beside_zero(end: float, form: str, apart: bool) -> str:
 
 
 def format_number(value: float, form: str) -> str:
-    """A rounded number; a zero has no minus, and a number that is none does not look like one.
+    """Round a number; a zero has no minus, and a number that is none does not look like one.
 
     >>> format_number(-0.01, ".1f"), format_number(0.01, "+.1f")
     ('0.0', '0.0')

@@ -47,7 +47,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Schedules:
-    """Finished runs by schedule.
+    """Holds what finished runs reached and sent, by schedule.
 
     Attributes:
         frame: one row per schedule, in the order of the runs: n, logged (runs with a metric),
@@ -61,7 +61,7 @@ class Schedules:
     shown: Metric
 
     def table(self, columns: Sequence[str], note: str = "") -> Table:
-        """A table of text with these columns, a row per schedule."""
+        """Make a table of text with these columns, a row per schedule."""
         heads = {"metric": self.shown.heading, "seconds": "s per run"}
         heads["of_base"] = f"of {self.base or 'low throughout'}"
         rows = [(str(name), self._cells(row.to_dict())) for name, row in self.frame.iterrows()]
@@ -92,7 +92,7 @@ def count_text(row: Mapping[Any, Any]) -> str:
 
 
 def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
-    """The table of some finished runs.
+    """Make the table of some finished runs.
 
     Raises:
         RecordError: an unfinished run, or runs of several metrics.
@@ -177,7 +177,7 @@ def _rounded(row: Mapping[Any, Any], most: float) -> dict[str, Any]:
 def read_given(
     records: str | Path | Record | Iterable[str | Path | Record], where: Sequence[str] = ()
 ) -> Groups:
-    """The finished runs that a user has named, by schedule.
+    """Read the finished runs that a user has named, by schedule.
 
     Raises:
         RecordError: none, or unfinished ones.
@@ -195,8 +195,8 @@ def read_given(
 
 
 def summarise_reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
-    """The metric by which runs were tested, and `records.summary` with a column of it, in the shown
-    unit.
+    """Return the metric by which runs were tested, and `records.summary` with a column of it, in
+    the shown unit.
 
     Raises:
         RecordError: one of them is not finished, or has no value of it.
@@ -210,7 +210,7 @@ def summarise_reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
 
 
 def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[str, str]]:
-    """Which schedules are compared, as (a, b) for a minus b; see `compare`.
+    """Choose which schedules are compared, as (a, b) for a minus b; see `compare`.
 
     >>> pairs_of(["mine", "theirs", "low"])
     [('mine', 'theirs'), ('mine', 'low'), ('theirs', 'low')]
@@ -231,14 +231,15 @@ def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[st
 def tabulate_differences(
     summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], shown: Metric
 ) -> pd.DataFrame:
-    """One row per pair that has a common seed; ``summaries`` as `summarise_reached` gives it."""
+    """Make a table with one row per pair that has a common seed; ``summaries`` as
+    `summarise_reached` gives it."""
     seeds = summaries.groupby("name")["seed"].agg(set)
     rows = [compare_pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def compare_pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
-    """One row of `tabulate_differences`; RecordError without a common seed."""
+    """Make one row of `tabulate_differences`; RecordError without a common seed."""
     metric = pair_by_seed(summaries, a, b, shown.name)
     by_seed = (metric[a] - metric[b]).to_list()
     floats = pair_by_seed(summaries, a, b, "floats").loc[metric.index].mean()
@@ -249,7 +250,8 @@ def compare_pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict
 
 
 def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
-    """`tabulate_differences`, rounded; ``note``: with an explanation below the table."""
+    """Write `tabulate_differences` as text, rounded; with ``note`` an explanation stands below the
+    table."""
     lines, signed = [], f"+.{shown.digits}f"
     for row in rows.to_dict("records"):
         difference, ratio = format(row["difference"], signed), row["traffic_ratio"]
@@ -261,8 +263,8 @@ def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
 
 
 def differences_between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
-    """The table of the differences between finished runs' schedules; None where there is nothing to
-    compare: one schedule, no common seed, another setting, or no metric."""
+    """Make the table of the differences between finished runs' schedules; None where there is
+    nothing to compare: one schedule, no common seed, another setting, or no metric."""
     shown = tested_by(runs[0])
     names = list(dict.fromkeys(run.name for run in runs))
     if len(names) < 2 or not all(has_metric(run, shown) for run in runs):

@@ -35,7 +35,7 @@ DOTTED = (0, (1, 1.6))
 
 
 def theme() -> AbstractContextManager[None]:
-    """matplotlib's settings while a figure is drawn or saved; other figures keep theirs."""
+    """Set matplotlib's parameters while a figure is drawn or saved; other figures keep theirs."""
     return mpl.rc_context(
         {
             **sns.axes_style("ticks"),
@@ -61,7 +61,7 @@ def theme() -> AbstractContextManager[None]:
 
 
 class Shown(Canvas):
-    """A figure that Jupyter shows as the last value of a cell, without pyplot.
+    """Draws a figure that Jupyter shows as the last value of a cell, without pyplot.
 
     Attributes:
         data: the numbers that it shows; empty where they are not known.
@@ -80,7 +80,8 @@ class Shown(Canvas):
 
 
 class Drawing(NamedTuple):
-    """A figure and its numbers. Jupyter shows the figure; ``figure, data = ...`` takes it apart.
+    """Holds a figure and its numbers. Jupyter shows the figure; ``figure, data = ...`` takes it
+    apart.
 
     Attributes:
         figure: matplotlib's.
@@ -108,7 +109,7 @@ class Drawing(NamedTuple):
 
 
 def figure(height: float, width: float = WIDTH) -> Shown:
-    """An empty figure, inches; not known to pyplot, so it needs no closing. The present
+    """Make an empty figure, inches; not known to pyplot, so it needs no closing. The present
     `canvas.use_options` may give it another width."""
     return Shown(width, height, DPI)
 
@@ -117,7 +118,7 @@ def figure(height: float, width: float = WIDTH) -> Shown:
 
 
 def describe_setting(run: Record, compression: bool = True) -> str:
-    """Data set, model, scale and workers of a run, in words.
+    """Describe data set, model, scale and workers of a run, in words.
 
     Args:
         compression: and compressor and levels; False where what is drawn differs in them.
@@ -161,7 +162,7 @@ def _samples(run: Record) -> tuple[str, str]:
 
 
 def describe_levels(config: dict[str, Any]) -> str:
-    """The meaning of a run's levels: of the batch size or the period, where these change."""
+    """Say what a run's levels mean: of the batch size or the period, where these change."""
 
     def listed(values: dict[str, Any] | None) -> str:
         said = {name: as_level(value) for name, value in (values or {}).items()}
@@ -181,7 +182,7 @@ def describe_levels(config: dict[str, Any]) -> str:
 
 
 def seeds_in_words(counts: Sequence[int]) -> str:
-    """ "n = 5 seeds", or a range."""
+    """Write the number of seeds: "n = 5 seeds", or a range."""
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return f"n\xa0=\xa0{count}\xa0seed{'' if max(counts) == 1 else 's'}"
 
@@ -189,7 +190,7 @@ def seeds_in_words(counts: Sequence[int]) -> str:
 def intervals_in_words(
     counts: Sequence[int], drawn: int = 0, bands: bool = True, bars: bool = True
 ) -> str:
-    """The meaning of bands and bars, those that are drawn.
+    """Say what bands and bars mean, those that are drawn.
 
     Args:
         counts: seeds of each schedule.
@@ -203,7 +204,7 @@ def intervals_in_words(
 
 
 def add_caption(fig: Figure, text: str) -> None:
-    """A small wrapped paragraph below the figure; the layout makes room for it."""
+    """Write a small wrapped paragraph below the figure; the layout makes room for it."""
     if canvas.keep_text(fig, caption=text):
         return
     wrapped = canvas.wrap_text(fig, text, CAPTION_LETTERS / WIDTH, 7)
@@ -228,7 +229,7 @@ class _LogTicks(LogLocator):
 
 
 def log_axis(ax: Axes) -> None:
-    """A logarithmic y axis with written ticks at 1, 2 and 5, or at 1 alone."""
+    """Make the y axis logarithmic, with written ticks at 1, 2 and 5, or at 1 alone."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(_LogTicks())
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -236,9 +237,9 @@ def log_axis(ax: Axes) -> None:
 
 
 def mark_decays(ax: Axes, run: Record, labelled: bool = True, behind: str | None = None) -> None:
-    """A dotted vertical line before each epoch that is the first at a lower learning rate, with
-    the factor above it where the previous one leaves room. Works before and after the curves are
-    drawn. The x axis always shows a past decay, and never grows for a future one.
+    """Draw a dotted vertical line before each epoch that is the first at a lower learning rate,
+    with the factor above it where the previous one leaves room. Works before and after the curves
+    are drawn. The x axis always shows a past decay, and never grows for a future one.
 
     Args:
         behind: colour of a solid line behind the dotted one, for dark pictures.
@@ -275,7 +276,7 @@ def _show_where_room(ax: Axes, texts: dict[float, Text]) -> None:
 
 
 def shade_windows(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
-    """Grey behind the epochs of each window ``[first, stop)``."""
+    """Shade the epochs of each window ``[first, stop)`` in grey."""
     for first, stop in windows:
         ax.axvspan(first - 0.5, stop - 0.5, color="#ececec", linewidth=0, zorder=0)
 
@@ -284,12 +285,19 @@ def shade_windows(ax: Axes, windows: Iterable[Sequence[int]]) -> None:
 
 
 def save(fig: Figure, stem: Path, numbers: pd.DataFrame | None) -> list[Path]:
-    """``stem``.png and .svg, or the formats of the present `canvas.use_options`, and .csv with the
-    plotted numbers in full precision, where they are given; of a plain figure also .txt with title
-    and caption. The same numbers give the same bytes."""
+    """Write ``stem``.png and .svg, or the formats of the present `canvas.use_options`, and .csv
+    with the plotted numbers in full precision, where they are given; of a plain figure also .txt
+    with title and caption. The same numbers give the same bytes."""
     kinds = canvas.current_options().formats
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-    _plain_where_no_formula(fig)
+    # matplotlib reads text between dollars as a formula and fails on an invalid one, such as in the
+    # name of a user's metric: that text is drawn as it is
+    parser = MathTextParser("path")
+    for text in (text for text in fig.findobj(Text) if "$" in text.get_text()):
+        try:
+            parser.parse(text.get_text())
+        except ValueError:
+            text.set_parse_math(False)
     for path, kind in zip(paths, kinds, strict=True):
         write_output(path, render_figure(fig, kind, letters=True))
     if numbers is not None:
@@ -310,7 +318,7 @@ def _save_file(fig: Figure, numbers: pd.DataFrame | None, path: Path) -> list[Pa
 
 
 def render_figure(fig: Figure, kind: str = "svg", letters: bool = False) -> bytes:
-    """A figure as a file without date and version.
+    """Write a figure as a file without date and version; returns its bytes.
 
     Args:
         letters: an SVG has its text as text, in the reader's fonts, and not as outlines.
@@ -333,15 +341,3 @@ def _reduce_colours(png: io.BytesIO) -> bytes:
     buffer = io.BytesIO()
     colours.save(buffer, "png", optimize=True, dpi=(DPI, DPI))
     return buffer.getvalue()
-
-
-def _plain_where_no_formula(fig: Figure) -> None:
-    """matplotlib reads text between dollars as a formula and fails on an invalid one, such as in
-    the name of a user's metric; that text is drawn as it is."""
-    parser = MathTextParser("path")
-    for text in fig.findobj(Text):
-        try:
-            if "$" in text.get_text():
-                parser.parse(text.get_text())
-        except ValueError:
-            text.set_parse_math(False)

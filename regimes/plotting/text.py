@@ -30,7 +30,7 @@ NOTES = {  # by column
 
 
 def metric_text(header: Header, value: float | None) -> tuple[str, str]:
-    """(short name, value) of the metric: accuracy is a percentage."""
+    """Write (short name, value) of the metric: accuracy is a percentage."""
     name = header["metric"]
     if name == "accuracy":
         return "acc %", _format_value(None if value is None else 100 * value, ".1f")
@@ -43,14 +43,15 @@ def _format_value(value: float | None, form: str) -> str:
 
 
 def at_low(header: Header, row: Row) -> tuple[int, int]:
-    """(compressed layers at low compression, compressed layers) in an epoch."""
+    """Count (compressed layers at low compression, compressed layers) in an epoch."""
     pairs = zip(header["layers"], row["layers"]["level"], strict=True)
     levels = [level for layer, level in pairs if layer["compressed"]]
     return levels.count("low"), len(levels)
 
 
 def describe_run(header: Header) -> str:
-    """Name, seed, model, data, workers, compressor, levels and, of local steps, the rule."""
+    """Name the schedule, seed, model, data, workers, compressor, levels and, of local steps, the
+    rule."""
     c, world = header["config"], header["world"]
     levels = ", ".join(f"{name} {as_level(value)}" for name, value in c["levels"].items())
     data = f"data {NOT_RECORDED}" if c["data"]["name"] == OWN else c["data"]["name"]
@@ -66,13 +67,13 @@ def describe_run(header: Header) -> str:
 
 
 def unknown_text(header: Header) -> str:
-    """The fields that a hook's record lacks, in one line; empty if none."""
+    """List the fields that a hook's record lacks, in one line; empty if none."""
     missing = unknown_fields(header)
     return f"{NOT_RECORDED}: {', '.join(missing)}" if missing else ""
 
 
 def describe_straggler(processes: Mapping[str, Sequence[float]]) -> str:
-    """A sentence on a process that is much slower than the others; empty if there is none.
+    """Say in a sentence that a process is much slower than the others; empty if none is.
 
     Args:
         processes: seconds of a unit by name, one per process; empty if there is one process.
@@ -91,8 +92,8 @@ def describe_straggler(processes: Mapping[str, Sequence[float]]) -> str:
 
 
 def format_row(header: Header, row: Row, seconds: float | None, sent: Sent) -> dict[str, str]:
-    """A row as text by column. Epochs count from 0 as in the record; for units, the column is the
-    steps done.
+    """Write a row as text by column. Epochs count from 0 as in the record; for units, the column is
+    the steps done.
 
     Args:
         sent: up to the row, itself included.
@@ -134,7 +135,7 @@ def _format_megabytes(sent: Sent) -> str:
 
 
 def logged_text(row: Row) -> str:
-    """The further values that a user's training has logged, in one line."""
+    """Write the further values that a user's training has logged, in one line."""
     values = row.get("logged", {}).items()
     return ", ".join(f"{name} {_format_value(value, '.4g')}" for name, value in values)
 
@@ -142,7 +143,7 @@ def logged_text(row: Row) -> str:
 def epoch_table(
     header: Header, rows: Sequence[Row], seconds: Mapping[int, float], before: Sent = NOTHING
 ) -> FoldingTable:
-    """The last epochs, in 80 columns.
+    """Make a table of the last epochs, in 80 columns.
 
     Args:
         before: what was sent before the first of ``rows``.

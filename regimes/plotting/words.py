@@ -53,7 +53,7 @@ SPOKEN = {  # a schedule as one says it, by what its levels mean
 
 
 def spoken_name(name: str, config: Mapping[str, Any]) -> str:
-    """A schedule's name in a figure, with the meaning of its levels where they have one.
+    """Return a schedule's name in a figure, with the meaning of its levels where they have one.
 
     >>> spoken_name("low", {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}})
     'rank 4'
@@ -70,8 +70,8 @@ def spoken_name(name: str, config: Mapping[str, Any]) -> str:
 
 
 def names_of(by_schedule: Groups) -> dict[str, str]:
-    """`spoken_name` of each schedule; two that would have one name have that of their look. A
-    longer run's name says how many floats it has sent: its budget may never have ended it."""
+    """Return `spoken_name` of each schedule; two that would have one name have that of their look.
+    A longer run's name says how many floats it has sent: its budget may never have ended it."""
     names = {name: spoken_name(name, runs[0].config) for name, runs in by_schedule.items()}
     said = [*names.values()]
     names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
@@ -97,7 +97,7 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|min|h|%|bits?|[kMG]B|[kMG]bit/s)(?!\w))"
 
 
 def add_headline(fig: Figure, text: str) -> None:
-    """The title of a whole figure, at its upper left; above a legend that stands there."""
+    """Write the title of a whole figure at its upper left, above a legend that stands there."""
     if canvas.keep_text(fig, headline=text):
         return
     wrapped = canvas.wrap_text(fig, _UNIT.sub("\u00a0", text), TITLE_LETTERS / 7.2, 9.5)
@@ -115,7 +115,7 @@ def add_headline(fig: Figure, text: str) -> None:
 def write_answer(
     by_schedule: Groups, shown: Metric, names: Mapping[str, str], baseline: str | None = None
 ) -> str:
-    """What curves say, in a sentence with its number: ACCORDION against the best schedule that
+    """Say what curves say, in a sentence with its number: ACCORDION against the best schedule that
     sends no more; without it the cheapest schedule against the usual baseline, or the best. Of runs
     that go on until they have sent as much as low compression: what they end at beside it.
 
@@ -198,7 +198,7 @@ def describe_difference(
     beats: bool = False,
     numbers: bool = False,
 ) -> str:
-    """How a schedule's metric compares with another's, as `MeanInterval.verdict` allows.
+    """Say how a schedule's metric compares with another's, as `MeanInterval.verdict` allows.
 
     Args:
         one, other: the names of both.
@@ -282,15 +282,18 @@ def _unit(shown: Metric) -> str:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
-    """Names right of the axes, each behind its marker, joined to the end of its line by a thin one,
-    and moved apart where they would overlap. Call it when the limits are final. Where panels are
-    stacked, a legend, from the highest end to the lowest: names would take the panels' width.
+    """Write names right of the axes, each behind its marker, joined to the end of its line by a
+    thin one, and moved apart where they would overlap. Call it when the limits are final. Where
+    panels are stacked there is a legend, from the highest end to the lowest: names would take the
+    panels' width.
 
     Args:
         ends: x, y, name, look.
     """
     if canvas.is_stacked(ax.figure):
-        _list_ends(ax, ends)
+        ordered = sorted(ends, key=lambda end: end[1], reverse=True)
+        handles = [Line2D([], [], label=name, **look.line) for _, _, name, look in ordered]
+        canvas.list_above(ax.figure, handles)
         return
     low, high = ax.get_ylim()
     if ax.get_yscale() == "log":
@@ -330,16 +333,9 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None
         ax.add_artist(Line2D([1], [at], **drawn))  # told apart in grey
 
 
-def _list_ends(ax: Axes, ends: Sequence[tuple[float, float, str, Look]]) -> None:
-    """A legend above the part of the figure that has these axes."""
-    ordered = sorted(ends, key=lambda end: end[1], reverse=True)
-    handles = [Line2D([], [], label=name, **look.line) for _, _, name, look in ordered]
-    canvas.list_above(ax.figure, handles)
-
-
 def move_apart(places: np.ndarray, ladder: np.ndarray | float) -> np.ndarray:
-    """Increasing places, moved as little as possible (in squares) to have at least the distances of
-    a ladder.
+    """Move increasing places as little as possible (in squares) to have at least the distances of a
+    ladder.
 
     The differences to the ladder must not decrease: their isotonic regression.
 

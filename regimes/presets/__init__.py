@@ -125,14 +125,14 @@ def _check_file(name: str, known: Registry) -> None:
 
 
 def seeds_of(name: str) -> list[int] | None:
-    """The seeds that a grid's file names, if it does."""
+    """Read the seeds that a grid's file names; None if it names none, or is no file."""
     return own.read_seeds(name) if own.is_file(name) else None
 
 
 def select_schedules(
     name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()
 ) -> Grid:
-    """Some schedules of a grid, default all, with settings for each of them.
+    """Select some schedules of a grid, default all, with settings for each of them.
 
     Raises:
         ConfigError: no such grid or schedule; a setting in which the schedules differ.
@@ -153,8 +153,8 @@ def select_schedules(
 
 
 def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    """The configurations that `regimes tune` tries: `select_schedules` of a grid, or that of one
-    preset or GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
+    """Select the configurations that `regimes tune` tries: `select_schedules` of a grid, or that of
+    one preset or GRID/SCHEDULE. A name of both a grid and a preset is the grid's, as for `ablate`.
 
     Raises:
         ConfigError: as `select_schedules` and `get_preset` do.
@@ -166,7 +166,7 @@ def select_arms(name: str, schedules: Sequence[str] = (), settings: Sequence[str
 
 
 def number_seeds(count: int, first: int = 0) -> list[int]:
-    """``count`` seeds from ``first`` on.
+    """List ``count`` seeds from ``first`` on.
 
     Raises:
         ConfigError: the count is not between 1 and `own.MOST_SEEDS`.

@@ -22,7 +22,7 @@ def branches_of(
     cells: Grid,
     of_schedule: Mapping[str, Sequence[str]],
 ) -> list[RunConfig]:
-    """A cell for each unit of ``changes["branch"]``, and for each rate of the trunk.
+    """Make a cell for each unit of ``changes["branch"]``, and for each rate of the trunk.
 
     Args:
         where: the schedule, in errors.

@@ -25,21 +25,21 @@ def windows_table(*windows: tuple[int, int], inside: str = "low", outside: str =
 
 
 def at_rate(base: RunConfig, lr: float) -> RunConfig:
-    """A run at another learning rate, with the start of the warm-up in proportion."""
+    """Set another learning rate, with the start of the warm-up in proportion."""
     optimizer = base.optimizer
     start = optimizer.warmup_from and optimizer.warmup_from * lr / optimizer.lr
     return replace(base, optimizer=replace(optimizer, lr=lr, warmup_from=start))
 
 
 def grid_of_policies(base: RunConfig, policies: dict[str, Table]) -> Grid:
-    """A grid of one training under several policies."""
+    """Make a grid of one training under several policies."""
     return {name: replace(base, name=name, policy=table) for name, table in policies.items()}
 
 
 def figure2_schedules(
     base: RunConfig, critical: list[tuple[int, int]], late: tuple[int, int], **accordion: Any
 ) -> Grid:
-    """The schedules of Figure 2 and their controls.
+    """Make the schedules of Figure 2 and their controls.
 
     Args:
         critical: hand-made critical windows ``[first, stop)``; the first is the early one.
@@ -83,8 +83,8 @@ def _scaled_windows(windows: Any, share: float) -> list[tuple[int, int]]:
 
 
 def shorten_rule(rule: Table, share: float, kinds: Registry = policies.REGISTRY) -> Table:
-    """The table of a policy, or of another kind of rule, with its units in proportion: intervals
-    (the default one, too), windows and epochs, in rules within it as well.
+    """Scale the table of a policy, or of another kind of rule, with its units in proportion:
+    intervals (the default one, too), windows and epochs, in rules within it as well.
 
     Raises:
         ConfigError: an unknown name.
@@ -111,8 +111,8 @@ def shorten_rule(rule: Table, share: float, kinds: Registry = policies.REGISTRY)
 
 
 def shorten_training(config: RunConfig, share: float) -> RunConfig:
-    """The same training in a share of its epochs or steps: decays, the budget and what its policies
-    count in units in proportion, each at least one."""
+    """Shorten a training to a share of its epochs or steps: decays, the budget and what its
+    policies count in units in proportion, each at least one."""
 
     def scaled(number: Any) -> Any:
         return _scaled(number, share)

@@ -82,12 +82,12 @@ Table = dict[str, Any]  # of TOML
 
 
 def is_file(name: str) -> bool:
-    """Is it the name of a TOML file, in place of a registered grid or a folder?"""
+    """Answer whether it is the name of a TOML file, in place of a registered grid or a folder."""
     return name.endswith(".toml") and not Path(name).is_dir()
 
 
 def read_grid(path: str, preset: Presets) -> Grid:
-    """The schedules of a file.
+    """Read the schedules of a file.
 
     Raises:
         ConfigError: it cannot be read, or is one configuration; a schedule has an unknown key or a
@@ -154,7 +154,7 @@ def _read_preset(path: str, preset: Presets) -> RunConfig:
 
 
 def read_seeds(path: str) -> list[int] | None:
-    """The seeds of a file, if it names any."""
+    """Read the seeds of a file, if it names any."""
     given = _table(path).get("seeds")
     if given is None:
         return None
@@ -251,7 +251,7 @@ def _base(path: str, table: Table, preset: Presets, folder: Path) -> RunConfig:
 
 @dataclass(frozen=True)
 class OfferedFile:
-    """A function without arguments, like the toolkit's presets, that reads a package's file."""
+    """Reads a package's file when it is called, without arguments, like the toolkit's presets."""
 
     path: str
     read: Callable[[str, Presets], Grid | RunConfig]
@@ -261,7 +261,7 @@ class OfferedFile:
         return self.read(self.path, self.preset)
 
     def words(self) -> tuple[str, str]:
-        """What the file says of itself: (group, about), each on one line."""
+        """Return what the file says of itself: (group, about), each on one line."""
         table = _read(self.path, "grid")
         group, about = (" ".join(str(table.get(key, "")).split()) for key in ("group", "about"))
         return group, about

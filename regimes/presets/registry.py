@@ -16,7 +16,7 @@ preset, grid = PRESETS.register, GRIDS.register
 
 
 class PresetGroup(NamedTuple):
-    """The presets or grids of one module, or of the files with one ``group``.
+    """Lists the presets or grids of one module, or of the files with one ``group``.
 
     Attributes:
         kind: "preset" or "grid".
@@ -30,7 +30,7 @@ class PresetGroup(NamedTuple):
 
 
 def list_groups(words: Sequence[str] = ()) -> list[PresetGroup]:
-    """All groups, or what has each word in its name, its description or its group's.
+    """List all groups, or what has each word in its name, its description or its group's.
 
     Raises:
         ConfigError: nothing matches.

@@ -24,9 +24,9 @@ WORDS |= {Path: "a path", type(None): "None"}
 def check_arguments(
     *own: str, error: type[RegimesError] = ConfigError
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: a call with an argument of a wrong type raises ``error``, one sentence with the
-    argument, its value and what was expected; a call that lacks an argument or has one too many
-    raises CallError.
+    """Decorate a function: a call with an argument of a wrong type raises ``error``, one sentence
+    with the argument, its value and what was expected; a call that lacks an argument or has one too
+    many raises CallError.
 
     Types that cannot be checked without using the value (``Any``, shapes, protocols, what an
     iterator yields) pass.

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A nested dictionary of plain types, without the fields that are ``None``."""
+    """Make a nested dictionary of plain types, without the fields that are ``None``."""
     return json.loads(json.dumps(without_none(dataclasses.asdict(config))))
 
 
@@ -133,7 +133,7 @@ def _describe(kind: Any) -> str:
 
 
 def fields_as_html(config: Any, usual_one: Any) -> str:
-    """A table of the fields that have other values than in the usual one, by dotted name."""
+    """Make a table of the fields that have other values than in the usual one, by dotted name."""
     usual, rows = flatten_table(to_dict(usual_one)), []
     for name, value in flatten_table(to_dict(config)).items():
         if usual.get(name, ...) != value:
@@ -144,7 +144,7 @@ def fields_as_html(config: Any, usual_one: Any) -> str:
 
 
 def flatten_table(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, without null: ``{"optimizer.lr": 0.4}``."""
+    """Flatten nested tables into one, without null: ``{"optimizer.lr": 0.4}``."""
     fields: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

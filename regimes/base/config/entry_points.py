@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parents[3]  # in an installation: site-packages
 
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
-    """The entry points of a group, by name and package.
+    """Find the entry points of a group, by name and package.
 
     Python knows them from the metadata of installed packages. A checkout's own are read from its
     ``pyproject.toml``: it may only stand on the path, and metadata are as old as its installation.
@@ -27,7 +27,7 @@ def entry_points(group: str) -> list[metadata.EntryPoint]:
 
 
 def find_owner(point: metadata.EntryPoint) -> str:
-    """The name of the package that offers it; this project, where no metadata say so."""
+    """Return the name of the package that offers it; this project, where no metadata say so."""
     return PROJECT if point.dist is None else _name_of(point.dist)
 
 

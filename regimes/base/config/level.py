@@ -15,7 +15,7 @@ DENSE = "dense"
 
 @dataclass(frozen=True)
 class FeedbackLevel:
-    """A level with error feedback of its own, ``{level = 1, error_feedback = false}``.
+    """Gives a level error feedback of its own, ``{level = 1, error_feedback = false}``.
 
     Attributes:
         level: the compressor's.
@@ -54,7 +54,7 @@ ByName = Mapping[str, GivenLevel]  # what the words of a policy mean: {"low": 4,
 
 
 class AtLevel(Protocol):
-    """A compressor with one level of its own, like ``PowerSGD(rank=4)``."""
+    """Stands for a compressor with one level of its own, like ``PowerSGD(rank=4)``."""
 
     @property
     def error_feedback(self) -> bool | float: ...
@@ -71,7 +71,7 @@ else:
 
 
 def level_name(given: LevelName, usual: str) -> str:
-    """The name of a policy's level; ``usual`` of one that is given as a compressor.
+    """Return the name of a policy's level; ``usual`` of one that is given as a compressor.
 
     >>> level_name("early", "low")
     'early'
@@ -84,7 +84,8 @@ def level_name(given: LevelName, usual: str) -> str:
 
 
 def is_by_name(given: Any) -> bool:
-    """Is it a table of levels by name, and not one level with error feedback of its own?
+    """Answer whether it is a table of levels by name, and not one level with error feedback of its
+    own.
 
     >>> is_by_name({"low": 4, "high": 1}), is_by_name({"level": 4, "error_feedback": False})
     (True, False)
@@ -93,7 +94,8 @@ def is_by_name(given: Any) -> bool:
 
 
 def as_level(given: Any, where: str = "level") -> Any:
-    """A level from the table that a file, a record or a script writes for it; others unchanged.
+    """Read a level from the table that a file, a record or a script writes for it; others are
+    unchanged.
 
     Raises:
         ConfigError: a table that has one of both keys, or others beside them.
@@ -111,7 +113,7 @@ def as_level(given: Any, where: str = "level") -> Any:
 
 
 def plain_levels(levels: Mapping[str, AnyLevel]) -> dict[str, Any]:
-    """Levels by name as a record and a saved state hold them."""
+    """Return levels by name as a record and a saved state hold them."""
     return {
         name: asdict(level) if isinstance(level, FeedbackLevel) else level
         for name, level in levels.items()

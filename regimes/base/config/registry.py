@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, Any]):
-    """The names of one kind of thing: presets, policies, detectors, models, ...
+    """Holds the names of one kind of thing: presets, policies, detectors, models, ...
 
     A name stands for an object, or for ``package.module:Class``, which is imported on demand.
 
@@ -47,7 +47,7 @@ class Registry(dict[str, Any]):
         self.recorded = RECORDED.get(kind, {})
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that registers an object under a name."""
+        """Decorate an object, which is registered under a name."""
 
         def keep(thing: T) -> T:
             self[name] = thing
@@ -56,23 +56,23 @@ class Registry(dict[str, Any]):
         return keep
 
     def unknown(self, name: str) -> ConfigError:
-        """The error for an unknown name, with the nearest one."""
+        """Make the error for an unknown name, with the nearest one."""
         return ConfigError(
             f"unknown {self.kind} {name!r}: {suggest_nearest(name, self, self.listed)}"
         )
 
     def knows(self, name: str) -> bool:
-        """Is it a name, listed or only recorded?"""
+        """Answer whether it is a name, listed or only recorded."""
         return name in self or name in self.recorded
 
     def find(self, name: str) -> Any:
-        """The object of a registered name; ConfigError for any other."""
+        """Return the object of a registered name; ConfigError for any other."""
         if name not in self:
             raise self.unknown(name)
         return self.load(name)
 
     def load(self, name: str) -> Any:
-        """The object of a name, or of a user's ``package.module:Class``.
+        """Return the object of a name, or of a user's ``package.module:Class``.
 
         Raises:
             ConfigError: an unknown name, a module or class that cannot be imported.
@@ -85,8 +85,7 @@ class Registry(dict[str, Any]):
         return _import_object(self.kind, target)
 
     def dataclass(self, name: str) -> type:
-        """`load` a class with the keys of a table as its fields; ConfigError for any other
-        object."""
+        """Load a class with the keys of a table as its fields; ConfigError for any other object."""
         cls = self.load(name)
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
             what = f"the {self.kind} {self.get(name, name)!r} is no dataclass"
@@ -94,8 +93,9 @@ class Registry(dict[str, Any]):
         return cls
 
     def table(self, plug_in: Any) -> dict[str, Any]:
-        """The inverse of `make`, in plain types: the name of a class, or ``package.module:Class``,
-        with its fields; for a class that is no dataclass, with its public attributes."""
+        """Make the table from which `make` makes this plug-in, in plain types: the name of a class,
+        or ``package.module:Class``, with its fields; for a class that is no dataclass, with its
+        public attributes."""
         kind = type(plug_in)
         known = [*self.items(), *self.recorded.items()]
         names = (name for name, target in known if ":" not in name and _names_class(target, kind))
@@ -109,7 +109,7 @@ class Registry(dict[str, Any]):
         return {"name": next(names, f"{kind.__module__}:{kind.__qualname__}"), **plain}
 
     def make(self, table: Mapping[str, Any], where: str | None = None) -> Any:
-        """The plug-in that a configuration table names.
+        """Make the plug-in that a configuration table names.
 
         Args:
             table: ``{"name": ..., field: value, ...}``.
@@ -135,12 +135,12 @@ class Registry(dict[str, Any]):
 
 
 def find_registry(target: str) -> Registry:
-    """The registry ``package.module:NAME`` of a room above this one, imported when it is needed."""
+    """Import the registry ``package.module:NAME`` of a room above this one, when it is needed."""
     return _import_object("registry", target)
 
 
 def find_imported(target: str) -> Any:
-    """The object ``package.module:Class``, if the module has been imported; else None."""
+    """Return the object ``package.module:Class``, if the module has been imported; else None."""
     module, _, attribute = target.partition(":")
     try:
         return operator.attrgetter(attribute)(sys.modules[module])
@@ -162,7 +162,7 @@ def _import_object(kind: str, target: str) -> Any:
 
 
 def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments without which a function, or a class, cannot be called."""
+    """List the names of the arguments without which a function, or a class, cannot be called."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of some builtins nothing is known

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Retired:
-    """A field without a place in the configuration.
+    """Describes a field without a place in the configuration.
 
     Attributes:
         since: the version that no longer has it.

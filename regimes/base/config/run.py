@@ -249,12 +249,12 @@ class OuterConfig(Bounded):
 
     @property
     def plain(self) -> bool:
-        """Is a synchronisation the mean of the workers' parameters?"""
+        """Answer whether a synchronisation is the mean of the workers' parameters."""
         return self.lr == 1 and self.momentum == 0 and not self.streams
 
     @property
     def streams(self) -> bool:
-        """Do workers differ right after a synchronisation?"""
+        """Answer whether workers differ right after a synchronisation."""
         return self.fragments > 1 or self.delay > 0 or self.mixing > 0
 
 
@@ -455,7 +455,7 @@ class RunConfig(Bounded):
         return fields_as_html(self, RunConfig())
 
     def digest(self) -> str:
-        """SHA-256 of the whole configuration."""
+        """Compute SHA-256 of the whole configuration."""
         return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -470,5 +470,5 @@ def check_windows(where: str, windows: tuple[tuple[int, int], ...]) -> None:
 
 
 def in_windows(windows: Iterable[Sequence[int]], epoch: int) -> bool:
-    """Is an epoch in one of the windows ``[first, stop)``?"""
+    """Answer whether an epoch is in one of the windows ``[first, stop)``."""
     return any(first <= epoch < stop for first, stop in windows)

@@ -66,7 +66,7 @@ def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 
 def read_pairs(settings: Iterable[str], option: str = "--set") -> list[tuple[str, Any]]:
-    """The paths and values of settings.
+    """Read the paths and values of settings.
 
     >>> read_pairs(["optimizer.lr=0.2", "seed=7"])
     [('optimizer.lr', 0.2), ('seed', 7)]
@@ -147,7 +147,7 @@ def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
 
 
 def split_path(path: str) -> list[str]:
-    """The keys of a path.
+    """Split a path into its keys.
 
     >>> split_path('policy.layers."blocks.0.out"')
     ['policy', 'layers', 'blocks.0.out']
@@ -182,7 +182,7 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
 
 
 def read_value(text: str) -> Any:
-    """A value from the command line: TOML; "none" is None; anything else is text.
+    """Read a value from the command line: TOML; "none" is None; anything else is text.
 
     >>> [read_value(text) for text in ("4", "1e-3", "true", "[[0, 6]]", "none", "cifar10")]
     [4, 0.001, True, [[0, 6]], None, 'cifar10']
@@ -196,7 +196,7 @@ def read_value(text: str) -> Any:
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file. Non-regular files are refused: reading one could block.
+    """Read the content of a TOML file. Non-regular files are refused: reading one could block.
 
     Raises:
         OSError, ValueError, RecursionError: it cannot be read, or is no TOML.

@@ -15,14 +15,14 @@ SOON, AGAIN = 0.5, 0.25  # seconds before the first line, and between two
 
 
 def in_notebook() -> bool:
-    """Does this code run in a cell of Jupyter?"""
+    """Answer whether this code runs in a cell of Jupyter."""
     shell = sys.modules.get("IPython")  # it is imported there, and costs a second elsewhere
     running = shell.get_ipython() if shell is not None else None
     return getattr(running, "kernel", None) is not None
 
 
 class Stopped(KeyboardInterrupt):
-    """The cell was stopped; Jupyter shows the sentence in place of a traceback."""
+    """Says that the cell was stopped; Jupyter shows the sentence in place of a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -30,7 +30,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def end_in_one_sentence(kept: Callable[[], str]) -> Iterator[None]:
-    """A stop of the cell ends in one sentence; elsewhere an interrupt stays as it is.
+    """End a stop of the cell in one sentence; elsewhere an interrupt stays as it is.
 
     Args:
         kept: what is kept of the work, and how to go on.
@@ -47,12 +47,13 @@ def end_in_one_sentence(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def describe_kept_runs(out: Path) -> str:
-    """What a stop leaves of several runs below a folder."""
+    """Say what a stop leaves of several runs below a folder."""
     return f"the runs that had ended are kept in {out}; run the cell again to go on"
 
 
 class Line:
-    """The line; nothing is displayed of work that takes less than `SOON` seconds."""
+    """Displays one line of progress; nothing is displayed of work that takes less than `SOON`
+    seconds."""
 
     def __init__(self) -> None:
         self._handle: Any = None

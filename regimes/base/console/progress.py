@@ -15,8 +15,8 @@ SOON = 2.0  # seconds without a bar
 
 
 def track_progress(things: Sequence[T], doing: str) -> Iterator[T]:
-    """The things, one after the other. A bar appears on a terminal after `SOON` seconds, and is
-    gone at the end; elsewhere nothing is printed.
+    """Yield the things, one after the other. A bar appears on a terminal after `SOON` seconds, and
+    is gone at the end; elsewhere nothing is printed.
 
     Args:
         doing: what is done with each, in a few words.
@@ -38,8 +38,8 @@ def track_progress(things: Sequence[T], doing: str) -> Iterator[T]:
 def show_spending(
     doing: str, show: Callable[[str], None]
 ) -> Iterator[Callable[[str, float], None]]:
-    """A bar of a budget, on a terminal. Yields what is called with each line to show and the share
-    of the budget that is spent.
+    """Show a bar of a budget, on a terminal. Yields what is called with each line to show and the
+    share of the budget that is spent.
 
     Args:
         show: prints a line.
@@ -63,9 +63,9 @@ def show_spending(
 
 @contextmanager
 def shown_by(show: Callable[[str, float], None] | None) -> Iterator[Callable[[str, float], None]]:
-    """What is called with each line and the share of a budget that is spent: ``show``; by default
-    one line in a notebook's cell, gone at the end, a bar on a terminal, and elsewhere lines on
-    standard error: a search may take hours, and should not be silent."""
+    """Yield what is called with each line and the share of a budget that is spent: ``show``; by
+    default one line in a notebook's cell, gone at the end, a bar on a terminal, and elsewhere lines
+    on standard error: a search may take hours, and should not be silent."""
     if show is not None:
         yield show
     elif not in_notebook() and not sys.stderr.isatty():

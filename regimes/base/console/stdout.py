@@ -49,7 +49,7 @@ def escape_control(text: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Is standard output an open terminal?"""
+    """Answer whether standard output is an open terminal."""
     try:
         return sys.stdout is not None and sys.stdout.isatty()
     except ValueError:
@@ -57,7 +57,7 @@ def is_terminal() -> bool:
 
 
 def make_console(**options: Any) -> Console:
-    """A rich console that raises BrokenPipeError; rich's own would end the program."""
+    """Make a rich console that raises BrokenPipeError; rich's own would end the program."""
     from rich.console import Console
 
     class RaisingConsole(Console):
@@ -100,8 +100,8 @@ def flush_stdout() -> None:
 
 
 def exit_code_of(error: OSError) -> int | None:
-    """The exit code if standard output failed (an error of writing that names no file), which is
-    then disabled; None for another error. A closed pipe (``head``) is no message."""
+    """Return the exit code if standard output failed (an error of writing that names no file),
+    which is then disabled; None for another error. A closed pipe (``head``) is no message."""
     pipe = isinstance(error, BrokenPipeError)
     if (
         not pipe

@@ -17,7 +17,7 @@ BROKEN = 12  # letters of a word that a narrow terminal may break
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns.
+    """Holds text in rows and columns.
 
     Attributes:
         heads: headings of the columns.
@@ -37,12 +37,12 @@ class Table:
 
     @property
     def words(self) -> list[bool]:
-        """Does each column hold words?"""
+        """Answer for each column whether it holds words."""
         last = len(self.heads) - self.ends
         return [i < self.texts or i >= last for i in range(len(self.heads))]
 
     def filled(self) -> Table:
-        """The table without those columns of numbers in which no row has one.
+        """Leave out those columns of numbers in which no row has one.
 
         >>> Table(("schedule", "n", "p"), [("low", "5", ""), ("high", "5", "")]).filled().heads
         ['schedule', 'n']
@@ -54,8 +54,9 @@ class Table:
         return replace(self, heads=[self.heads[i] for i in kept], rows=rows)
 
     def drawn(self, least: int | None = None, word: int = BROKEN, **options: Any) -> FoldingTable:
-        """For a terminal: words wrap, and numbers do not. No text is read as markup. Columns that
-        the width has no room for stand below the others, beside the first words of their rows.
+        """Draw it for a terminal: words wrap, and numbers do not. No text is read as markup.
+        Columns that the width has no room for stand below the others, beside the first words of
+        their rows.
 
         Args:
             least: smallest width of a column, in letters.
@@ -65,7 +66,7 @@ class Table:
         return FoldingTable(self, least or 0, word, options)
 
     def text(self, width: int = 110) -> str:
-        """In plain letters, without colours.
+        """Write it in plain letters, without colours.
 
         Args:
             width: letters of a line.
@@ -82,7 +83,7 @@ class Table:
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def markdown(self) -> str:
-        """For a document, without title and note.
+        """Write it for a document, without title and note.
 
         >>> print(Table(("schedule", "n"), [("low", "5")]).markdown())
         | schedule | n |
@@ -95,7 +96,7 @@ class Table:
 
 
 class FoldingTable:
-    """A table for rich, which has the columns that fit side by side, and the others below."""
+    """Draws a table by rich, with the columns that fit side by side, and the others below."""
 
     def __init__(self, table: Table, least: int, word: int, options: dict[str, Any]) -> None:
         self.table, self.least, self.word, self.options = table, least, word, options
@@ -194,7 +195,7 @@ class FoldingTable:
 
 
 def cell_width(text: str) -> int:
-    """Letters that a text takes on a terminal."""
+    """Count the letters that a text takes on a terminal."""
     from rich.cells import cell_len
 
     return cell_len(text)

@@ -6,7 +6,7 @@ import math
 
 
 def format_quantity(count: float | int, unit: str = "") -> str:
-    """Three digits, a prefix and a unit.
+    """Write a number in three digits, with a prefix and a unit.
 
     >>> format_quantity(1_080_000), format_quantity(1_080_000, "B"), format_quantity(12, "B")
     ('1.08 M', '1.08 MB', '12 B')
@@ -20,7 +20,7 @@ def format_quantity(count: float | int, unit: str = "") -> str:
 
 
 def interval_text(low: float, high: float, form: str) -> str:
-    """An interval; empty where there is none.
+    """Write an interval; empty where there is none.
 
     >>> interval_text(-0.51, 1.0, "+.1f")
     '[-0.5, +1.0]'
@@ -29,13 +29,13 @@ def interval_text(low: float, high: float, form: str) -> str:
 
 
 def p_text(value: float) -> str:
-    """p with two digits; empty where there is none."""
+    """Write p with two digits; empty where there is none."""
     return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
 def metric_unit(name: str) -> tuple[float, str]:
-    """The factor from a record's unit of a metric to the one that is shown, and what stands behind
-    the number: an accuracy is recorded as a share and shown in per cent.
+    """Return the factor from a record's unit of a metric to the one that is shown, and what stands
+    behind the number: an accuracy is recorded as a share and shown in per cent.
 
     >>> metric_unit("accuracy"), metric_unit("bits per byte")
     ((100.0, ' %'), (1.0, ''))

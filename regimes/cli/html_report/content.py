@@ -45,7 +45,7 @@ PARTS = ("compute", "compress", "communicate", "evaluate")  # other clocks follo
 
 @dataclass(frozen=True)
 class RunEntry:
-    """One run's folder, as far as it can be read."""
+    """Describes one run's folder, as far as it can be read."""
 
     place: str  # relative to the folder of the study
     state: str  # "damaged", or as `watch.describe_state` calls it
@@ -56,7 +56,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class Study:
-    """The runs of a page."""
+    """Holds the runs of a page."""
 
     place: Path  # the folder or archive; the page shows its name alone
     root: Path  # the same folder, or a scratch copy of the archive
@@ -73,17 +73,17 @@ class Study:
 
     @cached_property
     def example(self) -> Record:
-        """The run with the configuration and metric that stand for all."""
+        """Return the run with the configuration and metric that stand for all."""
         return typical_run(self.groups) if self.groups else self.records[0]
 
     @property
     def records(self) -> list[Record]:
-        """The records of all entries that can be read."""
+        """Return the records of all entries that can be read."""
         return [entry.record for entry in self.entries if entry.record]
 
     @property
     def inactive(self) -> list[str]:
-        """Warnings for policies that changed nothing, each with its number of runs."""
+        """Warn of policies that changed nothing, each with its number of runs."""
         warnings = Counter(
             f"{run.name}: {sentence}"
             for run in self.runs
@@ -105,7 +105,7 @@ class Study:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of schedules in figures, where they differ from the names."""
+        """Return the labels of schedules in figures, where they differ from the names."""
         return {n: look.label for n, look in styles_of(self.groups).items() if n != look.label}
 
     @property
@@ -114,7 +114,7 @@ class Study:
 
     @property
     def about(self) -> str:
-        """One sentence on what was trained."""
+        """Say in one sentence what was trained."""
         schedules = len({run.name for run in self.records})
         many = f"{schedules} schedule{'s' * (schedules > 1)}, {len(self.entries)} runs"
         counts = [len(runs) for runs in self.groups.values()]
@@ -124,8 +124,8 @@ class Study:
 
 
 def read_study(root: Path, place: Path) -> Study:
-    """Every selected run in or under a folder, the content of ``place``; RecordError if none can be
-    read, or they are of different settings."""
+    """Read every selected run in or under a folder, the content of ``place``; RecordError if none
+    can be read, or they are of different settings."""
     entries = [_read_entry(path, root) for path in track_progress(find_runs(root), "reading runs")]
     selected = select_and_separate([entry.record for entry in entries if entry.record])
     by_folder = {run.folder: run for run in selected}  # with the names of separate experiments
@@ -161,17 +161,18 @@ def _read_entry(path: Path, root: Path) -> RunEntry:
 
 
 def name_unit(study: Study) -> str:
-    """What a row of the records is: "epoch" or "unit"."""
+    """Name what a row of the records is: "epoch" or "unit"."""
     return "unit" if study.example.config.get("unit_steps") else "epoch"
 
 
 def shorten_paths(root: Path, error: RegimesError) -> str:
-    """An error's text, with paths relative to the study's folder."""
+    """Write an error's text, with paths relative to the study's folder."""
     return str(error).replace(f"{root}/", "")
 
 
 def tabulate_results(study: Study) -> Table:
-    """One row per schedule: metric, n, traffic; for an unfinished schedule how far it is."""
+    """Make a table with one row per schedule: metric, n, traffic; for an unfinished schedule how
+    far it is."""
     columns = ("metric", "n", "floats", "of_base", "bytes")
     table = Table(("schedule", study.metric.heading, "n", "floats", "of low throughout", "bytes"))
     if finished := [run for run in study.runs if run.finished]:
@@ -185,7 +186,7 @@ def tabulate_results(study: Study) -> Table:
 
 
 def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
-    """The finished schedules against each other; RecordError for an unknown baseline."""
+    """Compare the finished schedules with each other; RecordError for an unknown baseline."""
     runs = [run for run in study.runs if run.finished]
     if baseline is not None:
         pairs_of(list(dict.fromkeys(run.name for run in runs)), baseline)  # raises if it is unknown
@@ -193,7 +194,8 @@ def tabulate_differences(study: Study, baseline: str | None = None) -> Table:
 
 
 def tabulate_seconds(study: Study) -> Table:
-    """Per schedule: the seconds of an epoch, by clock and in all, and the seconds of a run."""
+    """Make a table with, per schedule, the seconds of an epoch, by clock and in all, and the
+    seconds of a run."""
     means = {}  # by schedule: the mean of each clock over the epochs that have any clock
     for name, runs in study.groups.items():
         clocks = pd.DataFrame([run.clock.get(row["epoch"], {}) for run in runs for row in run.rows])
@@ -214,7 +216,7 @@ def tabulate_seconds(study: Study) -> Table:
 
 
 def tabulate_cost(study: Study, network: Network) -> Table:
-    """Predicted seconds of an epoch on a network, and the break-even bandwidth, per level and
+    """Predict the seconds of an epoch on a network, and the break-even bandwidth, per level and
     schedule. Schedules of another setting than the example's are named in the note instead."""
     config, ours = study.example.config, compared_fields(study.example)
     alike = {name: runs for name, runs in study.groups.items() if compared_fields(runs[0]) == ours}
@@ -241,7 +243,8 @@ def tabulate_cost(study: Study, network: Network) -> Table:
 
 
 def other_methods(study: Study, network: Network) -> Table:
-    """Predicted milliseconds of a step of the example's job by its own levels and other methods."""
+    """Predict the milliseconds of a step of the example's job by its own levels and other
+    methods."""
     from regimes.cost.recorded import tabulate_alternatives
 
     try:
@@ -266,7 +269,7 @@ def other_methods(study: Study, network: Network) -> Table:
 
 
 def write_configuration(study: Study) -> list[tuple[str, str]]:
-    """(title, TOML): what all runs share, then what each schedule has of its own."""
+    """Write (title, TOML): what all runs share, then what each schedule has of its own."""
     configs = {run.name: run.config for run in study.records}
     example = study.example.config
     if study.single:
@@ -309,23 +312,17 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tabulate_provenance(study: Study) -> list[tuple[str, list[str]]]:
-    """(what, its distinct values over all runs)."""
+    """Make pairs of what the runs come from and its distinct values over all runs."""
     rows = [_describe_origin(run) for run in study.records]
     values = [(key, _list_distinct(row[key] for row in rows)) for key in rows[0]]
     events = [e for run in study.records for e in read_events(run.folder)]
     days = sorted(event["time"][:10] for event in events)
     trained = [("trained", [" to ".join(dict.fromkeys([days[0], days[-1]]))])] if days else []
-    checkpoints = (
-        [("checkpoints", [text])] if (text := _describe_checkpoints(study.records)) else []
-    )
-    return [*values, *trained, *checkpoints, ("this page", [f"regimes {__version__}"])]
-
-
-def _describe_checkpoints(runs: Iterable[Record]) -> str:
-    """How many there are, and their size; empty without any, as in an archive."""
-    folders = [path for run in runs for path in (run.folder / "checkpoints").glob("epoch-*")]
+    # an archive has no checkpoints
+    folders = [p for run in study.records for p in (run.folder / "checkpoints").glob("epoch-*")]
     size = sum(file.stat().st_size for path in folders for file in path.glob("*"))
-    return f"{len(folders)}, {size / 1e6:.1f} MB" if folders else ""
+    saved = [("checkpoints", [f"{len(folders)}, {size / 1e6:.1f} MB"])] if folders else []
+    return [*values, *trained, *saved, ("this page", [f"regimes {__version__}"])]
 
 
 def _describe_origin(run: Record) -> dict[str, str]:
@@ -358,7 +355,7 @@ def _list_distinct(values: Iterable[str], most: int = 5) -> list[str]:
 def redraw_commands(
     study: Study, network: str, baseline: str | None = None, where: Sequence[str] = ()
 ) -> list[str]:
-    """Commands that draw this page and its parts again, of the same runs."""
+    """Write the commands that draw this page and its parts again, of the same runs."""
     name = study.place.resolve().name
     page = [] if baseline is None else ["--baseline", baseline]
     commands = [

@@ -31,7 +31,7 @@ FIXED = ("static", "windows")  # policies whose levels need no map
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing; without a URI, the caption says why there is none."""
+    """Holds a drawing; without a URI, the caption says why there is none."""
 
     title: str
     caption: str
@@ -39,7 +39,7 @@ class Picture:
 
 
 def draw_pictures(study: Study) -> dict[str, list[Picture]]:
-    """Pictures by section of the page."""
+    """Draw the pictures by section of the page."""
     if not study.groups:
         return {"curves": [], "decisions": []}
     with mpl.rc_context({"text.parse_math": False}):  # a $ in a name is a $
@@ -110,7 +110,7 @@ def _caption(study: Study, groups: Groups, against: str) -> str:
 
 
 def adaptive_schedules(study: Study) -> list[str]:
-    """The schedules whose levels training decides; a single run also if it was fixed."""
+    """List the schedules whose levels training decides; a single run also if it was fixed."""
     names = []
     for name, runs in study.groups.items():
         used = {*tabulate_levels(runs)["level"]}

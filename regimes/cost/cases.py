@@ -55,14 +55,15 @@ class Case:
         epochs: of all its runs; of a level one whole unit.
         dense_steps: of the same samples without compression, at the usual batch size.
         lengths: how many epochs each of its runs has, in their order; none for a level.
-        whole: how many compressed layers a level sends whole, because it would not send less.
+        whole_layers: how many compressed layers a level sends whole, because it would not send less
+            of them.
     """
 
     name: str
     epochs: list[Epoch]
     dense_steps: float
     lengths: tuple[int, ...] = ()
-    whole: int = 0
+    whole_layers: int = 0
 
     @property
     def runs(self) -> int:
@@ -236,7 +237,7 @@ def _cases_of(runs: Sequence[Record], sample: float, share: float) -> tuple[list
         work = replace(mean_step(at), compress=compress[name])
         label = _labelled(name, config["levels"])
         whole_count = max(len(whole_layers(run.header, name)) for run in runs)
-        level_cases.append(Case(label, [(unit, work)], unit, whole=whole_count))
+        level_cases.append(Case(label, [(unit, work)], unit, whole_layers=whole_count))
     policies: dict[str, list[Epoch]] = {}
     whole: dict[str, float] = {}
     for name, level, usual, (steps, work) in epochs:
@@ -319,7 +320,7 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
         level = config.levels.get(name, DENSE)
         whole_count = len(name_whole_layers(compressor, layers, level, workers))
         label = _labelled(name, config.levels)
-        levels.append(Case(label, [(unit, work)], unit, whole=whole_count))
+        levels.append(Case(label, [(unit, work)], unit, whole_layers=whole_count))
     compressed = [layer.name for layer in layers if layer.compressed]
     plan = plan_units(config, int(per_epoch), compressed)
     if plan is None:

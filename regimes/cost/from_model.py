@@ -184,60 +184,58 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     Args:
         csv: file for the numbers in full precision.
     """
-    planned = make_job(options, algorithm)
+    job = make_job(options, algorithm)
     given = options.methods
-    methods = usual_methods(planned) if given is None else parse_methods(given)
-    frame = tabulate_methods(planned, methods)
-    console, sentence = new_console(highlight=False), write_advice(planned, methods, frame)
+    methods = usual_methods(job) if given is None else parse_methods(given)
+    frame = tabulate_methods(job, methods)
+    console, sentence = new_console(highlight=False), write_advice(job, methods, frame)
     # before anything is printed: the pipe may be closed
     if csv:
         write_table(csv, frame)
     if options.json:
-        write_output(options.json, _json(options, planned, frame, sentence))
+        write_output(options.json, _json(options, job, frame, sentence))
     if options.figure:
         from regimes.plotting.bandwidth import save_bandwidth
 
-        title = sentence.partition(":")[0] + f" at {planned.link}"
-        numbers = tabulate_curves(planned, methods, BANDWIDTHS)
+        title = sentence.partition(":")[0] + f" at {job.link}"
+        numbers = tabulate_curves(job, methods, BANDWIDTHS)
         save_bandwidth(
             options.figure,
             numbers,
             frame,
-            float(planned.link.bandwidth),
+            float(job.link.bandwidth),
             title,
-            _describe_job(planned),
+            _describe_job(job),
         )
-    console.print(_describe_job(planned), markup=False)
-    console.print(_format_table(frame, planned).drawn(padding=(0, 0, 0, 1)))
-    console.print(
-        tabulate_clocks(planned, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n"
-    )
-    for note in (*describe_whole_layers(planned, methods), *describe_workers(frame)):
+    console.print(_describe_job(job), markup=False)
+    console.print(_format_table(frame, job).drawn(padding=(0, 0, 0, 1)))
+    console.print(tabulate_clocks(job, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n")
+    for note in (*describe_whole_layers(job, methods), *describe_workers(frame)):
         console.print(f"note: {note}", markup=False)
     console.print(sentence, markup=False)
     return frame
 
 
-def _describe_job(planned: DataParallelJob) -> str:
+def _describe_job(job: DataParallelJob) -> str:
     """The job in a sentence: model, replicas, links, step.
 
     It is the first line of the table and the figure's caption.
     """
-    model = planned.model
-    assumed = f" (an {USUAL_DEVICE} is assumed)" if planned.priced == "assumed" else ""
-    links = f"{planned.within} within"
-    if planned.nodes > 1:
-        links = f"{planned.between} between {planned.nodes} nodes, {links}"
-    how = "ring or tree" if planned.algorithm == FASTEST else planned.algorithm
-    how += f" all-reduce in {planned.buckets} bucket{'s' * (planned.buckets > 1)}"
+    model = job.model
+    assumed = f" (an {USUAL_DEVICE} is assumed)" if job.priced == "assumed" else ""
+    links = f"{job.within} within"
+    if job.nodes > 1:
+        links = f"{job.between} between {job.nodes} nodes, {links}"
+    how = "ring or tree" if job.algorithm == FASTEST else job.algorithm
+    how += f" all-reduce in {job.buckets} bucket{'s' * (job.buckets > 1)}"
     return (
         f"{model.name}: {format_quantity(model.size)} parameters in {len(model.layers)} layers; "
-        f"{planned.replicas} replicas; "
-        f"{links}; {1e3 * planned.compute:.3g} ms of compute a step{assumed}; {how}"
+        f"{job.replicas} replicas; "
+        f"{links}; {1e3 * job.compute:.3g} ms of compute a step{assumed}; {how}"
     )
 
 
-def _format_table(frame: pd.DataFrame, planned: DataParallelJob) -> Table:
+def _format_table(frame: pd.DataFrame, job: DataParallelJob) -> Table:
     """A table of 80 columns: milliseconds of a step, bytes a day on each node's slow link, of one
     node on a device's."""
     lines: list[Sequence[str]] = []
@@ -255,11 +253,11 @@ def _format_table(frame: pd.DataFrame, planned: DataParallelJob) -> Table:
                 "-" if math.isnan(row["break_even"]) else format_bandwidth(row["break_even"]),
             )
         )
-    whose = "node" if planned.nodes > 1 else "device"
+    whose = "node" if job.nodes > 1 else "device"
     note = (
         "ms of a step; hidden: share of the network's time that runs during the backward pass; a "
         f"day: sent by each {whose}; to a loss: × dense times the clock. "
-        f"{COMPRESSION[planned.priced]}"
+        f"{COMPRESSION[job.priced]}"
     )
     return Table(HEADS, lines, note)
 
@@ -268,7 +266,7 @@ def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _json(options: JobOptions, planned: DataParallelJob, frame: pd.DataFrame, sentence: str) -> str:
+def _json(options: JobOptions, job: DataParallelJob, frame: pd.DataFrame, sentence: str) -> str:
     """The job, one object per method and the advice; numbers that are infinite or unknown as
     null."""
     rows = [
@@ -278,10 +276,10 @@ def _json(options: JobOptions, planned: DataParallelJob, frame: pd.DataFrame, se
     given: dict[str, Any] = {k: v for k, v in asdict(options).items() if v is not None}
     content = {
         "job": {name: str(v) if isinstance(v, Path) else v for name, v in given.items()},
-        "parameters": planned.model.size,
-        "replicas": planned.replicas,
-        "compute": planned.compute,
-        "buckets": planned.buckets,
+        "parameters": job.model.size,
+        "replicas": job.replicas,
+        "compute": job.compute,
+        "buckets": job.buckets,
         "methods": rows,
         "advice": sentence,
     }

@@ -241,21 +241,21 @@ class ObjectTask:
         self.model = model
         self.train, self.test = Samples(train, "train_data"), Samples(test, "test_data")
         self.size, self.outputs = self.train.count, 1
-        self.given = {"loss": _recorded_name(loss), "metric": _recorded_name(metric)}
+        self.recorded_names = {"loss": _recorded_name(loss), "metric": _recorded_name(metric)}
         self.functions = [f for f in (model, loss, metric) if f and not isinstance(f, nn.Module)]
         self.functions += [type(f) for f in (loss, metric) if isinstance(f, nn.Module)]
         self.first: dict[str, str] = {}  # digests of the model's text and of its first weights
         self.criterion, self.loss_weight = loss or usual_loss, loss_weight
-        self._joined, self._stated = ObjectLoss(self.criterion), False
-        self.loss: TaskLoss = self._joined
+        self._own_loss, self._reduction_is_stated = ObjectLoss(self.criterion), False
+        self.loss: TaskLoss = self._own_loss
         (_, target), _ = (s.take(torch.arange(1)) for s in (self.train, self.test))
         whole = not target.is_floating_point()  # classes or tokens
         cross_entropy = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
         self.classified = whole and (loss is None or cross_entropy)
         usual = metric is None and self.classified and target.ndim == 1
-        self.measured = accuracy if usual else metric
-        plain = getattr(self.measured, "__name__", "metric")
-        self.metric = "loss" if self.measured is None else plain.strip("<>")
+        self.metric_function = accuracy if usual else metric
+        plain = getattr(self.metric_function, "__name__", "metric")
+        self.metric = "loss" if self.metric_function is None else plain.strip("<>")
         self.digest = hashlib.sha256(
             (self.train.digest() + self.test.digest()).encode()
         ).hexdigest()
@@ -269,7 +269,7 @@ class ObjectTask:
             "digest": self.digest,
             "train": self.size,
             "test": self.test.count,
-            **{name: given for name, given in self.given.items() if given is not None},
+            **{name: given for name, given in self.recorded_names.items() if given is not None},
             **self.first,
         }
 
@@ -294,7 +294,7 @@ class ObjectTask:
         probe = copy_model(model).to("cpu", dtype).eval()
         for samples in (self.train, self.test):
             self._check(probe, samples, dtype)
-        self._joined.reduction = self._reduction(probe)
+        self._own_loss.reduction = self._reduction(probe)
         self._check_evaluation(probe)
         return model
 
@@ -311,7 +311,7 @@ class ObjectTask:
         by_torch = TargetMean(by_torch=True) if whole else usual
         known = by_torch if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
         given = self.loss_weight
-        self._stated = given is not None or known is not None
+        self._reduction_is_stated = given is not None or known is not None
         if given is None and known is not None:
             if isinstance(known, TargetMean) and known.classes is None:
                 ignores = any(samples.has(known.ignored) for samples in (self.train, self.test))
@@ -332,8 +332,8 @@ class ObjectTask:
         """Answer whether the loss of any training samples is the mean of their losses. Torch and
         the user are believed; any other loss is tried on all targets, where these are tensors,
         because a few samples need not have the ones that it leaves out."""
-        if self._stated or not isinstance(self._joined.reduction, SampleMean):
-            return isinstance(self._joined.reduction, SampleMean)
+        if self._reduction_is_stated or not isinstance(self._own_loss.reduction, SampleMean):
+            return isinstance(self._own_loss.reduction, SampleMean)
         if self.train.tensors is None:
             return False
         usual, y = [SampleMean()], self.train.tensors[1]
@@ -371,7 +371,7 @@ class ObjectTask:
     def _check_evaluation(self, probe: nn.Module) -> None:
         """Raise ConfigError or DataError unless the test loss can be computed, and both sets have a
         target that counts."""
-        joins = self._joined.reduction
+        joins = self._own_loss.reduction
         if isinstance(joins, Coupled):
             if self.test.count > EVALUATED:
                 x, _ = self.test.take(torch.arange(1))
@@ -428,7 +428,7 @@ class ObjectTask:
             if (
                 samples is self.train
                 and other
-                and self.given["loss"] is not None
+                and self.recorded_names["loss"] is not None
                 and y.is_floating_point()
             ):
                 warnings.warn(
@@ -437,7 +437,9 @@ class ObjectTask:
                     stacklevel=2,
                 )
         # torch's own cross-entropy of images has the classes in the second dimension
-        last = self.given["loss"] is None or (isinstance(values, Tensor) and values.ndim == 2)
+        last = self.recorded_names["loss"] is None or (
+            isinstance(values, Tensor) and values.ndim == 2
+        )
         if self.classified and last and self.outputs > 1:
             samples.check_classes(self.outputs, getattr(self.criterion, "ignore_index", IGNORED))
         loss = _call_function(
@@ -459,8 +461,10 @@ class ObjectTask:
                     "the loss of a batch has no gradient: it is detached from the model's output, "
                     "or does not depend on a parameter"
                 )
-        if self.measured is not None:
-            value = _call_function(f"the metric does not take {shapes}", self.measured, output, y)
+        if self.metric_function is not None:
+            value = _call_function(
+                f"the metric does not take {shapes}", self.metric_function, output, y
+            )
             if not isinstance(value, int | float | np.number) and not (
                 isinstance(value, Tensor) and value.numel() == 1
             ):
@@ -487,8 +491,8 @@ class ObjectTask:
         model.eval()
         sums: dict[int, Tensor] = {}
         kept: list[Batch] = []
-        joins = self._joined.reduction
-        own = self.measured is not None and self.measured is not accuracy
+        joins = self._own_loss.reduction
+        own = self.metric_function is not None and self.metric_function is not accuracy
         coupled = isinstance(joins, Coupled)
         if coupled:
             joins = SampleMean()
@@ -517,21 +521,23 @@ class ObjectTask:
             outputs, targets = (torch.cat(parts) for parts in zip(*kept, strict=True))
             if coupled:
                 mean = float(self.criterion(outputs, targets))
-            if own and self.measured is not None:
-                metric = float(self.measured(outputs, targets))
-        return mean, mean if self.measured is None else metric
+            if own and self.metric_function is not None:
+                metric = float(self.metric_function(outputs, targets))
+        return mean, mean if self.metric_function is None else metric
 
     def _metric_sum(self, output: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         """A batch's metric times its samples, and these; of the accuracy those with a target."""
         count = torch.full((), len(y), dtype=torch.float64, device=y.device)
-        joins = self._joined.reduction
-        if self.measured is accuracy and isinstance(joins, TargetMean):
+        joins = self._own_loss.reduction
+        if self.metric_function is accuracy and isinstance(joins, TargetMean):
             kept = y != joins.ignored
             correct = (_read_logits(output).argmax(-1) == y) & kept
             return correct.sum().double(), kept.sum().double()
-        if self.measured is None or (self.measured is not accuracy and isinstance(output, Tensor)):
+        if self.metric_function is None or (
+            self.metric_function is not accuracy and isinstance(output, Tensor)
+        ):
             return torch.zeros_like(count), count
-        value = torch.as_tensor(self.measured(output, y), device=y.device)
+        value = torch.as_tensor(self.metric_function(output, y), device=y.device)
         return value.double().view(()) * count, count
 
     def validate(

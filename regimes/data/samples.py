@@ -117,7 +117,7 @@ class Samples:
             targets = targets.masked_fill(~kept, IGNORED)
         return tokens[:-1], targets[1:]
 
-    def some(self) -> Batch:
+    def digested(self) -> Batch:
         """Take `DIGESTED` samples at equal distances."""
         index = torch.arange(0, self.count, max(1, self.count // DIGESTED))
         return self.take(index)
@@ -139,16 +139,16 @@ class Samples:
         return self.tensors is None or bool((self.tensors[1] == target).any())
 
     def digest(self) -> str:
-        """Compute SHA-256 of the number of samples, and of `some`."""
+        """Compute SHA-256 of the number of samples, and of `digested`."""
         digest = hashlib.sha256(str(self.count).encode())
-        for part in self.some():
+        for part in self.digested():
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def check_classes(self, classes: int, ignored: int = IGNORED) -> None:
         """Raise DataError if a class or token is not one of ``classes``: of all samples where they
-        are tensors, else of `some`."""
-        x, y = self.tensors or self.some()
+        are tensors, else of `digested`."""
+        x, y = self.tensors or self.digested()
         parts = {"target": y[y != ignored], **({"token": x} if self.tokens else {})}
         for what, part in parts.items():
             if part.numel() and not 0 <= int(part.min()) <= int(part.max()) < classes:

@@ -23,35 +23,35 @@ TAKEN = {
 }
 
 
-def metric_values(run: Record, shown: Metric) -> np.ndarray:
+def metric_values(run: Record, metric: Metric) -> np.ndarray:
     """Return a metric per epoch, in the shown unit (accuracy in %); RecordError if the run does not
     have it."""
-    if not has_metric(run, shown):
+    if not has_metric(run, metric):
         metrics = (
             measured_metric(run, name) for name in (*METRICS, *logged_values(run.rows).values())
         )
         known = [m.name for m in (tested_by(run), *metrics) if has_metric(run, m)]
         choice = ", ".join(dict.fromkeys(known))
         raise RecordError(
-            f"{run.folder} has no {shown.name!r}: "
+            f"{run.folder} has no {metric.name!r}: "
             + (f"choose one of {choice}" if choice else "no loss or metric was logged in it")
         )
-    if shown.name in TAKEN:
+    if metric.name in TAKEN:
         raise RecordError(
-            f"{shown.name!r} is a column of the tables that show it: choose another column, or log "
-            "it by another name"
+            f"{metric.name!r} is a column of the tables that show it: choose another column, or "
+            "log it by another name"
         )
-    return shown.factor * np.asarray(run.column(_column(run, shown)), dtype=float)
+    return metric.factor * np.asarray(run.column(_column(run, metric)), dtype=float)
 
 
-def has_metric(run: Record, shown: Metric) -> bool:
+def has_metric(run: Record, metric: Metric) -> bool:
     """Answer whether a metric was measured, or logged, in any epoch."""
-    column = run.column(_column(run, shown))
+    column = run.column(_column(run, metric))
     return column is not None and bool(pd.notna(column).any())
 
 
-def _column(run: Record, shown: Metric) -> str:
-    return "metric" if shown == tested_by(run) else shown.name
+def _column(run: Record, metric: Metric) -> str:
+    return "metric" if metric == tested_by(run) else metric.name
 
 
 def training_seconds(run: Record) -> np.ndarray:
@@ -67,7 +67,7 @@ def _sent(run: Record) -> np.ndarray:
     return np.cumsum(np.asarray(run.column("floats")))
 
 
-def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
+def tabulate_curves(by_schedule: Groups, metric: Metric | None = None) -> pd.DataFrame:
     """Makes a table with a row for each schedule and epoch.
 
     A row has n, the mean of the metric with its 95 % t interval, and the mean floats and seconds so
@@ -76,43 +76,43 @@ def tabulate_curves(by_schedule: Groups, shown: Metric | None = None) -> pd.Data
 
     Args:
         by_schedule: the runs of each schedule.
-        shown: the metric, whose name is the column's; by default what the runs were tested by.
+        metric: the metric, whose name is the column's; by default what the runs were tested by.
     """
-    shown = shown or tested_by(next(iter(by_schedule.values()))[0])
+    metric = metric or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():
         last = min(len(run.rows) for run in runs)
-        metrics = np.stack([metric_values(run, shown)[:last] for run in runs])
+        metrics = np.stack([metric_values(run, metric)[:last] for run in runs])
         floats = np.mean([_sent(run)[:last] for run in runs], axis=0)
         clock = np.mean([training_seconds(run)[:last] for run in runs], axis=0)
         for epoch in range(last):
             mean_and_ends = t_interval(metrics[:, epoch].tolist())
             rows.append((name, epoch, len(runs), *mean_and_ends, floats[epoch], clock[epoch]))
-    return pd.DataFrame(rows, columns=[*KEYS[:3], shown.name, *KEYS[3:]])
+    return pd.DataFrame(rows, columns=[*KEYS[:3], metric.name, *KEYS[3:]])
 
 
-def tabulate_ends(by_schedule: Groups, shown: Metric | None = None) -> pd.DataFrame:
+def tabulate_ends(by_schedule: Groups, metric: Metric | None = None) -> pd.DataFrame:
     """Make a table with one row per schedule: the columns of `tabulate_curves` at the end of each
     seed (the epoch is the mean of their last ones; in a hook's record the last with a logged
     metric), with the 95 % t intervals of floats and seconds too."""
-    shown = shown or tested_by(next(iter(by_schedule.values()))[0])
+    metric = metric or tested_by(next(iter(by_schedule.values()))[0])
     rows = []
     for name, runs in by_schedule.items():
         row: dict[str, Any] = {"schedule": name, "n": len(runs)}
-        last = [(run, _last(run, shown)) for run in runs]
+        last = [(run, _last(run, metric)) for run in runs]
         for column, numbers in (
-            (shown.name, [metric_values(run, shown)[end] for run, end in last]),
+            (metric.name, [metric_values(run, metric)[end] for run, end in last]),
             ("epoch", [end for _, end in last]),
             ("floats", [_sent(run)[end] for run, end in last]),
             ("seconds", [training_seconds(run)[end] for run, end in last]),
         ):
-            names = (column, *interval_names("" if column == shown.name else column))
+            names = (column, *interval_names("" if column == metric.name else column))
             row |= dict(zip(names, t_interval([float(x) for x in numbers]), strict=True))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _last(run: Record, shown: Metric) -> int:
+def _last(run: Record, metric: Metric) -> int:
     """The last epoch; in a hook's record, the last with a value."""
-    known = ~np.isnan(metric_values(run, shown))  # raises if there is none
+    known = ~np.isnan(metric_values(run, metric))  # raises if there is none
     return int(np.flatnonzero(known)[-1]) if run.hooked else len(run.rows) - 1

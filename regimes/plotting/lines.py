@@ -92,22 +92,22 @@ def plot(
     """
     by_schedule = read_given(records, where)
     example = typical_run(by_schedule)
-    shown = tested_by(example)
+    metric = tested_by(example)
     if column is not None:
-        shown = COLUMNS.get(column) or measured_metric(example, column)
+        metric = COLUMNS.get(column) or measured_metric(example, column)
     if against not in ("epoch", "floats"):
         raise RecordError(f'against = {against!r}: expected "epoch" or "floats"')
     for runs in by_schedule.values():
-        if not all(has_metric(run, shown) for run in runs):
-            known = suggest_nearest(shown.name, map(str, runs[0].epochs.columns))
-            raise RecordError(f"{runs[0].folder} has no column {shown.name!r}, {known}")
+        if not all(has_metric(run, metric) for run in runs):
+            known = suggest_nearest(metric.name, map(str, runs[0].epochs.columns))
+            raise RecordError(f"{runs[0].folder} has no column {metric.name!r}, {known}")
     if ax is not None:
-        _draw_curves(ax, by_schedule, against, shown, example)
+        _draw_curves(ax, by_schedule, against, metric, example)
         ax.legend(handlelength=3.2)
         whole = ax.figure.canvas.figure
         assert whole is not None  # axes that are drawn into are in one
         return whole
-    fig, outside = draw_lines(by_schedule, against, shown, example)
+    fig, outside = draw_lines(by_schedule, against, metric, example)
     counts = [len(runs) for runs in by_schedule.values()]
     spread = style.intervals_in_words(counts, len(counts), against == "epoch")
     many = f"Means over {style.seeds_in_words(counts)}; {spread}"
@@ -116,19 +116,22 @@ def plot(
     differ = differing_methods(by_schedule)
     arms = f" Schedules differ in {differ}." if differ else ""
     with style.theme():
-        add_headline(fig, write_answer(by_schedule, shown, names_of(by_schedule)))
+        add_headline(fig, write_answer(by_schedule, metric, names_of(by_schedule)))
         style.add_caption(
             fig,
             f"{shape}; in the title means over the last {LAST} units{cut}.{arms}",
         )
-    parts = {"curve": tabulate_curves(by_schedule, shown), "end": tabulate_ends(by_schedule, shown)}
+    parts = {
+        "curve": tabulate_curves(by_schedule, metric),
+        "end": tabulate_ends(by_schedule, metric),
+    }
     tables = [numbers.assign(part=part) for part, numbers in parts.items()]
     fig.data = pd.concat(tables, ignore_index=True)
     return fig
 
 
 def draw_lines(
-    by_schedule: Groups, against: str, shown: Metric, example: Record
+    by_schedule: Groups, against: str, metric: Metric, example: Record
 ) -> tuple[style.Shown, bool]:
     """Draw the figure without headline and caption; returns also whether values are outside of its
     axis.
@@ -139,7 +142,7 @@ def draw_lines(
     with style.theme():
         fig = style.figure(2.7 + 0.17 * ((len(by_schedule) + 1) // 2), WIDTH)
         ax = fig.add_subplot()
-        outside = _draw_curves(ax, by_schedule, against, shown, example)
+        outside = _draw_curves(ax, by_schedule, against, metric, example)
         handles, labels = ax.get_legend_handles_labels()
         columns = canvas.legend_columns(labels, WIDTH, 2)
         place: Any = "outside upper left"
@@ -148,17 +151,17 @@ def draw_lines(
 
 
 def _draw_curves(
-    ax: Axes, by_schedule: Groups, against: str, shown: Metric, example: Record
+    ax: Axes, by_schedule: Groups, against: str, metric: Metric, example: Record
 ) -> bool:
     """One curve per schedule; returns whether values are outside of the axis."""
-    numbers, last = tabulate_curves(by_schedule, shown), tabulate_ends(by_schedule, shown)
+    numbers, last = tabulate_curves(by_schedule, metric), tabulate_ends(by_schedule, metric)
     outside = False
-    panels.draw_curves(ax, against, numbers, last, shown, names_of(by_schedule))
+    panels.draw_curves(ax, against, numbers, last, metric, names_of(by_schedule))
     panels.format_axis(ax, against, last, example.config)
-    ax.set_ylabel(shown.axis)
-    if shown not in (TRAFFIC, BATCH):
-        outside = panels.set_limits(ax, numbers, shown, last)
-    elif numbers[shown.name].max() > panels.WIDE * numbers[shown.name].min():
+    ax.set_ylabel(metric.axis)
+    if metric not in (TRAFFIC, BATCH):
+        outside = panels.set_limits(ax, numbers, metric, last)
+    elif numbers[metric.name].max() > panels.WIDE * numbers[metric.name].min():
         style.log_axis(ax)
     else:
         ax.set_ylim(bottom=0)

@@ -42,7 +42,7 @@ def draw_curves(
     against: str,
     numbers: pd.DataFrame,
     last: pd.DataFrame,
-    shown: Metric,
+    metric: Metric,
     names: Mapping[str, str] | None = None,
     marks: bool = True,
 ) -> None:
@@ -58,24 +58,26 @@ def draw_curves(
     looks = named_looks(numbers["schedule"], names)
     many = len(looks) > style.MANY
     for name, look in looks.items():
-        rows = numbers[numbers["schedule"] == name].dropna(subset=[shown.name])
+        rows = numbers[numbers["schedule"] == name].dropna(subset=[metric.name])
         every = max(1, len(rows) // (3 if many else 8))
         first = sum(map(ord, name)) % every  # so that markers of two schedules do not coincide
         line = look.line if against == "epoch" else {**look.line, "marker": ""}
         line["linewidth"] *= 0.6 if len(rows) > LONG or many else 1.0
-        ax.plot(rows[against], rows[shown.name], markevery=(first, every), label=look.label, **line)
+        ax.plot(
+            rows[against], rows[metric.name], markevery=(first, every), label=look.label, **line
+        )
         if against == "epoch" and not many:
-            floor = rows["ci_low"].clip(lower=rows[shown.name].min() / 10 if shown.log else None)
+            floor = rows["ci_low"].clip(lower=rows[metric.name].min() / 10 if metric.log else None)
             band: Any = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
             ax.fill_between(rows["epoch"], floor, rows["ci_high"], **band)
         if marks:
             # a large marker where training ends, with the intervals of both means
             end = last[last["schedule"] == name].iloc[0]
-            ranges = ((shown.name, "ci_high"), (against, f"{against}_ci_high"))
+            ranges = ((metric.name, "ci_high"), (against, f"{against}_ci_high"))
             half = [0.0 if math.isnan(end[high]) else end[high] - end[key] for key, high in ranges]
             size = 1.5 * look.line["markersize"]
             bar = {**look.line, "markersize": size, "linestyle": "", "zorder": 9}
-            numbers_of_end = end[against], end[shown.name], half[0], half[1]
+            numbers_of_end = end[against], end[metric.name], half[0], half[1]
             ax.errorbar(*numbers_of_end, capsize=2.5, elinewidth=1, **bar)
     extremes = numbers[against].agg(["min", "max"])  # epochs without a value included
     ax.update_datalim([(x, 0.0) for x in extremes], updatey=False)
@@ -116,28 +118,28 @@ def format_axis(ax: Axes, against: str, last: pd.DataFrame, config: dict[str, An
 
 
 def set_limits(
-    ax: Axes, numbers: pd.DataFrame, shown: Metric, last: pd.DataFrame | None = None
+    ax: Axes, numbers: pd.DataFrame, metric: Metric, last: pd.DataFrame | None = None
 ) -> bool:
     """Set the limits of the y axis. The ends of curves and their intervals get about half of it, so
     that values far from them, as in the first epochs, may be outside. An accuracy stays inside 0 to
     100 %. Returns whether a value is outside."""
     ends = [] if last is None else [last["ci_low"], last["ci_high"]]
-    low, high = pd.concat([numbers[shown.name], *ends]).agg(["min", "max"])
+    low, high = pd.concat([numbers[metric.name], *ends]).agg(["min", "max"])
     if not math.isfinite(low) or not math.isfinite(high):  # a record's 1e308, as a percentage
         return False
     lowest, highest = low, high
-    if shown.log:
-        low = max(low, float(numbers[shown.name].min()) / 2)
-        high = high if last is None else min(high, 3 * float(last[shown.name].max()))
+    if metric.log:
+        low = max(low, float(numbers[metric.name].min()) / 2)
+        high = high if last is None else min(high, 3 * float(last[metric.name].max()))
         if high > WIDE * low:
             style.log_axis(ax)
         ax.set_ylim(0.93 * low, 1.05 * high)
         return bool(highest > 1.05 * high)
-    if last is not None and len(last) > 1 and shown.directed:  # one curve is shown whole
-        low, high = _cut_limits(low, high, pd.concat([last[shown.name], *ends]), shown.lower)
-    if shown.name == "accuracy":
+    if last is not None and len(last) > 1 and metric.directed:  # one curve is shown whole
+        low, high = _cut_limits(low, high, pd.concat([last[metric.name], *ends]), metric.lower)
+    if metric.name == "accuracy":
         ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + 4))
-    elif shown.directed and last is not None and high > low:
+    elif metric.directed and last is not None and high > low:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     return bool(low > lowest or high < highest)
 

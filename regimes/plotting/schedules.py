@@ -58,18 +58,18 @@ class Schedules:
 
     frame: pd.DataFrame
     base: str | None
-    shown: Metric
+    metric: Metric
 
     def table(self, columns: Sequence[str], note: str = "") -> Table:
         """Make a table of text with these columns, a row per schedule."""
-        heads = {"metric": self.shown.heading, "seconds": "s per run"}
+        heads = {"metric": self.metric.heading, "seconds": "s per run"}
         heads["of_base"] = f"of {self.base or 'low throughout'}"
         rows = [(str(name), self._cells(row.to_dict())) for name, row in self.frame.iterrows()]
         lines = [(name, *(cells[column] for column in columns)) for name, cells in rows]
         return Table(("schedule", *(heads.get(c, c) for c in columns)), lines, note)
 
     def _cells(self, row: dict[Any, Any]) -> dict[str, str]:
-        digits, share = self.shown.digits, row["of_base"]
+        digits, share = self.metric.digits, row["of_base"]
         spread = "" if math.isnan(row["sd"]) else f" ± {row['sd']:.{digits}f}"
         return {
             "n": count_text(row),
@@ -100,9 +100,9 @@ def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
     runs = separate_experiments(runs)
     if len({tested_by(run) for run in runs}) > 1:
         check_setting(runs)
-    shown = tested_by(runs[0])
+    metric = tested_by(runs[0])
     summaries = summary(runs, LAST)
-    summaries["metric"] *= shown.factor
+    summaries["metric"] *= metric.factor
     counted = {"n": ("seed", "count"), "logged": ("metric", "count")}
     means = {column: (column, "mean") for column in ("metric", "floats", "bytes", "seconds")}
     frame = summaries.groupby("name", sort=False).agg(**counted, **means, sd=("metric", "std"))
@@ -113,7 +113,7 @@ def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
         shares = [share_of_low(run.header, run.rows) for run in runs]
         of_low = pd.Series(shares, [run.name for run in runs], dtype=float)
         frame["of_base"] = of_low.groupby(level=0).mean()
-    return Schedules(frame, base, shown)
+    return Schedules(frame, base, metric)
 
 
 # -- their differences --------------------------------------------------------------------------
@@ -152,11 +152,11 @@ def compare(
     by_schedule = read_given(records, where)
     if len(by_schedule) < 2:
         raise RecordError(f"only {', '.join(by_schedule)}: name runs of another schedule, too")
-    shown, summaries = summarise_reached([run for group in by_schedule.values() for run in group])
-    exact = tabulate_differences(summaries, pairs_of(list(by_schedule), baseline), shown)
-    most = float(summaries[shown.name].abs().max())
+    metric, summaries = summarise_reached([run for group in by_schedule.values() for run in group])
+    exact = tabulate_differences(summaries, pairs_of(list(by_schedule), baseline), metric)
+    most = float(summaries[metric.name].abs().max())
     rows = pd.DataFrame([_rounded(row, most) for row in exact.to_dict("records")], columns=COLUMNS)
-    rows.insert(COLUMNS.index("ci_high") + 1, "unit", shown.unit)
+    rows.insert(COLUMNS.index("ci_high") + 1, "unit", metric.unit)
     return rows
 
 
@@ -201,12 +201,12 @@ def summarise_reached(runs: Sequence[Record]) -> tuple[Metric, pd.DataFrame]:
     Raises:
         RecordError: one of them is not finished, or has no value of it.
     """
-    shown = tested_by(runs[0])
+    metric = tested_by(runs[0])
     for run in runs:
-        metric_values(run, shown)  # raises if there is none
+        metric_values(run, metric)  # raises if there is none
     summaries = summary(runs, LAST)
-    summaries[shown.name] = shown.factor * summaries["metric"]
-    return shown, summaries
+    summaries[metric.name] = metric.factor * summaries["metric"]
+    return metric, summaries
 
 
 def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[str, str]]:
@@ -229,50 +229,50 @@ def pairs_of(names: Sequence[str], baseline: str | None = None) -> list[tuple[st
 
 
 def tabulate_differences(
-    summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], shown: Metric
+    summaries: pd.DataFrame, pairs: Iterable[tuple[str, str]], metric: Metric
 ) -> pd.DataFrame:
     """Make a table with one row per pair that has a common seed; ``summaries`` as
     `summarise_reached` gives it."""
     seeds = summaries.groupby("name")["seed"].agg(set)
-    rows = [compare_pair(summaries, a, b, shown) for a, b in pairs if seeds[a] & seeds[b]]
+    rows = [compare_pair(summaries, a, b, metric) for a, b in pairs if seeds[a] & seeds[b]]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def compare_pair(summaries: pd.DataFrame, a: str, b: str, shown: Metric) -> dict[str, Any]:
+def compare_pair(summaries: pd.DataFrame, a: str, b: str, metric: Metric) -> dict[str, Any]:
     """Make one row of `tabulate_differences`; RecordError without a common seed."""
-    metric = pair_by_seed(summaries, a, b, shown.name)
-    by_seed = (metric[a] - metric[b]).to_list()
-    floats = pair_by_seed(summaries, a, b, "floats").loc[metric.index].mean()
+    values = pair_by_seed(summaries, a, b, metric.name)
+    by_seed = (values[a] - values[b]).to_list()
+    floats = pair_by_seed(summaries, a, b, "floats").loc[values.index].mean()
     ratio = floats[a] / floats[b] if floats[b] else math.nan
     positive = sum(d > 0 for d in by_seed)
     row = (f"{a} - {b}", len(by_seed), *t_interval(by_seed), positive, ratio)
     return dict(zip(COLUMNS, row, strict=True))
 
 
-def as_table(rows: pd.DataFrame, shown: Metric, note: bool = False) -> Table:
+def as_table(rows: pd.DataFrame, metric: Metric, note: bool = False) -> Table:
     """Write `tabulate_differences` as text, rounded; with ``note`` an explanation stands below the
     table."""
-    lines, signed = [], f"+.{shown.digits}f"
+    lines, signed = [], f"+.{metric.digits}f"
     for row in rows.to_dict("records"):
         difference, ratio = format(row["difference"], signed), row["traffic_ratio"]
         ends = interval_text(row["ci_low"], row["ci_high"], signed) or "-"
         above, traffic = f"{row['positive']}/{row['n']}", f"{ratio:.2f}".replace("nan", "-")
         lines.append([row["comparison"], str(row["n"]), difference, ends, above, traffic])
-    heads = ("difference", "n", shown.unit, "95 % t interval", "> 0", "traffic ratio")
+    heads = ("difference", "n", metric.unit, "95 % t interval", "> 0", "traffic ratio")
     return Table(heads, lines, NOTE.format(len(lines)) if note else "")
 
 
 def differences_between(runs: Sequence[Record], baseline: str | None = None) -> Table | None:
     """Make the table of the differences between finished runs' schedules; None where there is
     nothing to compare: one schedule, no common seed, another setting, or no metric."""
-    shown = tested_by(runs[0])
+    metric = tested_by(runs[0])
     names = list(dict.fromkeys(run.name for run in runs))
-    if len(names) < 2 or not all(has_metric(run, shown) for run in runs):
+    if len(names) < 2 or not all(has_metric(run, metric) for run in runs):
         return None
     try:
         check_setting(runs)
     except RecordError:
         return None
-    shown, summaries = summarise_reached(runs)
-    rows = tabulate_differences(summaries, pairs_of(names, baseline), shown)
-    return as_table(rows, shown, note=True) if len(rows) else None
+    metric, summaries = summarise_reached(runs)
+    rows = tabulate_differences(summaries, pairs_of(names, baseline), metric)
+    return as_table(rows, metric, note=True) if len(rows) else None

@@ -113,7 +113,7 @@ def add_headline(fig: Figure, text: str) -> None:
 
 
 def write_answer(
-    by_schedule: Groups, shown: Metric, names: Mapping[str, str], baseline: str | None = None
+    by_schedule: Groups, metric: Metric, names: Mapping[str, str], baseline: str | None = None
 ) -> str:
     """Say what curves say, in a sentence with its number: ACCORDION against the best schedule that
     sends no more; without it the cheapest schedule against the usual baseline, or the best. Of runs
@@ -122,7 +122,7 @@ def write_answer(
     Args:
         baseline: what it is held against, in place of these.
     """
-    ends = {name: _reached(by_schedule[name], shown) for name in by_schedule}
+    ends = {name: _reached(by_schedule[name], metric) for name in by_schedule}
     ends = {name: found for name, found in ends.items() if found}
     if not ends:
         return ""
@@ -130,17 +130,17 @@ def write_answer(
     sent = {name: _sent_by(by_schedule[name]) for name in ends}
     if len(ends) == 1:
         (name,) = ends
-        unit = "%" if shown.name == "accuracy" else _unit(shown)
-        return f"{_capitalise(names[name])} ends at {_size(mean[name], shown)}\xa0{unit}"
+        unit = "%" if metric.name == "accuracy" else _unit(metric)
+        return f"{_capitalise(names[name])} ends at {_size(mean[name], metric)}\xa0{unit}"
     if baseline is not None and baseline not in ends:
         return ""
     if baseline is None and "low" in ends and (longer := [n for n in LONGER if n in ends]):
-        return _say_longer(by_schedule, ends, longer, names, shown)
-    sign = -1.0 if shown.lower else 1.0
+        return _say_longer(by_schedule, ends, longer, names, metric)
+    sign = -1.0 if metric.lower else 1.0
     a, b = _pick_two(mean, sent, sign, baseline)
     about = a in SUBJECTS
-    gap = _gap(ends, a, b, shown)
-    said = describe_difference(names[a], names[b], gap, shown, beats=about)
+    gap = _gap(ends, a, b, metric)
+    said = describe_difference(names[a], names[b], gap, metric, beats=about)
     less, more = (b, a) if about else (a, b)
     if sent[more] > 0:
         share = f"sends {_percent(sent[less] / sent[more])} of its floats"
@@ -149,11 +149,11 @@ def write_answer(
         else:
             said += f", which {share}" if about else f", and {share}"
     best = max(mean, key=lambda name: sign * mean[name])
-    if about and shown.directed and baseline is None and best not in (a, b):
-        lead = _gap(ends, best, a, shown)
-        if lead.is_below(0) if shown.lower else lead.is_above(0):  # it sends more
-            size = _size(lead.size.value, shown, -1)
-            said += f"; {names[best].partition(' (')[0]} is {size} {_unit(shown)} better"
+    if about and metric.directed and baseline is None and best not in (a, b):
+        lead = _gap(ends, best, a, metric)
+        if lead.is_below(0) if metric.lower else lead.is_above(0):  # it sends more
+            size = _size(lead.size.value, metric, -1)
+            said += f"; {names[best].partition(' (')[0]} is {size} {_unit(metric)} better"
     return said
 
 
@@ -162,7 +162,7 @@ def _say_longer(
     ends: Mapping[str, Mapping[int, float]],
     longer: Sequence[str],
     names: Mapping[str, str],
-    shown: Metric,
+    metric: Metric,
 ) -> str:
     """What the longer trainings of high compression reach, beside low compression."""
     high = spoken_name("high", by_schedule[longer[0]][0].config)
@@ -173,17 +173,17 @@ def _say_longer(
         floats = f"{high}{share}" if share else f"{high}, longer"
         words = floats if name == "high-longer" else f"{floats} and decays stretched"
         one = words if not said else "with decays stretched it"
-        gap = _gap(ends, name, "low", shown)
-        sentence = describe_difference(one, names["low"], gap, shown, numbers=True)
+        gap = _gap(ends, name, "low", metric)
+        sentence = describe_difference(one, names["low"], gap, metric, numbers=True)
         said.append(sentence if not said else sentence[:1].lower() + sentence[1:])
     return "; ".join(said)
 
 
-def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, shown: Metric) -> MeanInterval:
+def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, metric: Metric) -> MeanInterval:
     """``a`` minus ``b`` over common seeds; without one, between their means."""
     one, other = ends[a], ends[b]
     if common := sorted(one.keys() & other.keys()):
-        within = (-100.0, 100.0) if shown.name == "accuracy" else ANY
+        within = (-100.0, 100.0) if metric.name == "accuracy" else ANY
         return MeanInterval.of([one[seed] - other[seed] for seed in common], within)
     means = [float(np.mean([*found.values()])) for found in (one, other)]
     return MeanInterval(means[0] - means[1], math.nan, math.nan, 0)
@@ -193,7 +193,7 @@ def describe_difference(
     one: str,
     other: str,
     gap: MeanInterval,
-    shown: Metric,
+    metric: Metric,
     *,
     beats: bool = False,
     numbers: bool = False,
@@ -212,31 +212,31 @@ def describe_difference(
     >>> describe_difference("A", "B", MeanInterval.of([-1.0, -2.0]), find_metric("accuracy"))
     'Open whether A loses to B: -1.5 points in two seeds'
     """
-    form, verdict = f".{max(1, shown.digits - 1)}f" if shown.directed else ".4g", gap.verdict()
+    form, verdict = f".{max(1, metric.digits - 1)}f" if metric.directed else ".4g", gap.verdict()
     if verdict == "open":
-        verb = ("beats" if beats else "loses to") if shown.directed else "differs from"
-        return f"Open whether {one} {verb} {other}: {gap.text(f'+{form}', _unit(shown))}"
-    one, size = _capitalise(one), gap.size.numbers(form, _unit(shown))
+        verb = ("beats" if beats else "loses to") if metric.directed else "differs from"
+        return f"Open whether {one} {verb} {other}: {gap.text(f'+{form}', _unit(metric))}"
+    one, size = _capitalise(one), gap.size.numbers(form, _unit(metric))
     if verdict == "not shown":
         verb = "beat" if beats else "lose to"
-        said = f"{one} is not shown to {verb if shown.directed else 'differ from'} {other}"
-        return f"{said} ({gap.numbers(f'+{form}', _unit(shown))})" if numbers else said
-    if not shown.directed:
+        said = f"{one} is not shown to {verb if metric.directed else 'differ from'} {other}"
+        return f"{said} ({gap.numbers(f'+{form}', _unit(metric))})" if numbers else said
+    if not metric.directed:
         return f"{one} ends {size} {verdict} {other}"
-    if (verdict == "above") != shown.lower:
+    if (verdict == "above") != metric.lower:
         return f"{one} is {size} better than {other}"
     return f"{one} loses {size} to {other}"
 
 
-def _reached(runs: Sequence[Record], shown: Metric) -> dict[int, float]:
+def _reached(runs: Sequence[Record], metric: Metric) -> dict[int, float]:
     """The mean of each seed's last values: of the metric by which it was tested those of the last
     tests, which all have to be finite; of another those of the last units that are numbers."""
     reached = {}
     for run in runs:
-        if shown == tested_by(run):
-            value = shown.factor * last_metric(run, LAST)
+        if metric == tested_by(run):
+            value = metric.factor * last_metric(run, LAST)
         else:
-            values = metric_values(run, shown)[-LAST:]
+            values = metric_values(run, metric)[-LAST:]
             finite = values[np.isfinite(values)]
             value = float(finite.mean()) if finite.size else math.nan
         if math.isfinite(value):
@@ -264,9 +264,9 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f}\xa0%" if not 0 < share < 0.005 else f"{100 * share:.2g}\xa0%"
 
 
-def _size(value: float, shown: Metric, more: int = 0) -> str:
+def _size(value: float, metric: Metric, more: int = 0) -> str:
     """A value with the digits of its metric, or four where nothing is known of it."""
-    return format_number(value, f".{max(1, shown.digits + more)}f" if shown.directed else ".4g")
+    return format_number(value, f".{max(1, metric.digits + more)}f" if metric.directed else ".4g")
 
 
 def _capitalise(words: str) -> str:
@@ -274,8 +274,8 @@ def _capitalise(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _unit(shown: Metric) -> str:
-    return "bits per byte" if shown.unit == "bits" else shown.unit
+def _unit(metric: Metric) -> str:
+    return "bits per byte" if metric.unit == "bits" else metric.unit
 
 
 # -- names at the ends of lines ------------------------------------------------------------------

@@ -63,7 +63,7 @@ def run_ablation(
     runs = separate_experiments(load(folder) for folder, _ in cells)
     summary = tabulate_schedules(runs)
     note = (
-        f"{summary.shown.name}: mean of the last 3 epochs, mean ± sd over seeds; "
+        f"{summary.metric.name}: mean of the last 3 epochs, mean ± sd over seeds; "
         "floats: the paper's count; bytes: sent by each worker"
     )
     columns = ("n", "metric", "floats", "of_base", "bytes", "seconds")

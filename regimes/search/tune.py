@@ -286,7 +286,7 @@ class TrialSearch(RecordSearch[str]):
         }
         return log
 
-    def choose(self, log: SearchLog[str], left: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
+    def choose(self, log: SearchLog[str], budget: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
         return self.follow(log)[0], {}
 
     def follow(self, log: SearchLog[str]) -> tuple[list[str], Tuned]:

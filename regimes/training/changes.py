@@ -41,8 +41,8 @@ _Table = dict[str, dict[str, Any]]  # by layer
 Notes = dict[str, str]  # what became of each part of the state
 
 
-def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, Notes]:
-    """Fit the state of a checkpoint, which was written under configuration ``before``, to the
+def fit_checkpoint(run: Run, saved: State, old_config: RunConfig) -> tuple[State, Notes]:
+    """Fit the state of a checkpoint, which was written under configuration ``old_config``, to the
     configuration of ``run``. Returns the state, and what became of each part of it.
 
     Raises:
@@ -54,14 +54,14 @@ def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, No
         if "outer" in part:
             copied["outer"] = {**part["outer"], "layers": {**part["outer"]["layers"]}}
     notes: Notes = {"weights": "kept"}
-    if (before.sync_policy is None) != (run.local is None):
-        _change_local_steps(run, state, before)
-    _fit_compressor(run, state, before, notes)
-    _fit_optimizer(run, state, before, notes)
-    tables = before.instruments, run.config.instruments
+    if (old_config.sync_policy is None) != (run.local is None):
+        _change_local_steps(run, state, old_config)
+    _fit_compressor(run, state, old_config, notes)
+    _fit_optimizer(run, state, old_config, notes)
+    tables = old_config.instruments, run.config.instruments
     gauges = state["gauges"].items()
     state["gauges"] = {k: v for k, v in gauges if tables[0].get(k) == tables[1].get(k)}
-    if before.batch_size != run.config.batch_size:
+    if old_config.batch_size != run.config.batch_size:
         for part in state["parts"]:
             part.pop("hidden", None)
     return state, notes
@@ -70,8 +70,8 @@ def fit_checkpoint(run: Run, saved: State, before: RunConfig) -> tuple[State, No
 # -- compressors -----------------------------------------------------------------------------
 
 
-def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
-    old, new = make_compressor(before.compressor), run.plug_ins.compressor
+def _fit_compressor(run: Run, state: State, old_config: RunConfig, notes: Notes) -> None:
+    old, new = make_compressor(old_config.compressor), run.plug_ins.compressor
     same = type(old) is type(new)
     fresh, _ = run.reducer.state_dict()
 
@@ -103,9 +103,9 @@ def _fit_compressor(run: Run, state: State, before: RunConfig, notes: Notes) -> 
 # -- optimisers ------------------------------------------------------------------------------
 
 
-def _fit_optimizer(run: Run, state: State, before: RunConfig, notes: Notes) -> None:
+def _fit_optimizer(run: Run, state: State, old_config: RunConfig, notes: Notes) -> None:
     """Loaded as it is, a state would bring the old decay and momentum with it."""
-    old, new = before.optimizer, run.config.optimizer
+    old, new = old_config.optimizer, run.config.optimizer
     notes["momenta"] = "kept" if _same_kind(old, new) else "started anew"
     if old != new:
         fit = functools.partial(_fit_momenta, run, old)
@@ -113,12 +113,12 @@ def _fit_optimizer(run: Run, state: State, before: RunConfig, notes: Notes) -> N
         for part in state["parts"]:
             if own := part.get("replicas"):
                 part["replicas"] = [{**w, "optimizer": fit(w["optimizer"])} for w in own]
-    if before.outer != run.config.outer and run.local is not None and "outer" in state:
+    if old_config.outer != run.config.outer and run.local is not None and "outer" in state:
         saved, made = state["outer"]["optimizer"], run.local.optimizer.state_dict()
-        kept = bool(before.outer.momentum) == bool(run.config.outer.momentum)
+        kept = bool(old_config.outer.momentum) == bool(run.config.outer.momentum)
         outer = {**made, "state": saved["state"] if kept else made["state"]}
         state["outer"] = {**state["outer"], "optimizer": outer}
-        if before.outer.fragments != run.config.outer.fragments:
+        if old_config.outer.fragments != run.config.outer.fragments:
             _refuse_between(state, "outer.fragments")
             fresh = run.local.state_dict()[0]
             anew = {key: fresh[key] for key in ("begun", "fragments")}
@@ -135,14 +135,14 @@ def _same_kind(old: OptimizerConfig, new: OptimizerConfig) -> bool:
     return bool(kind(old) == kind(new)) or {old.name, new.name} == {"adamw", "muon"}
 
 
-def _fit_momenta(run: Run, before: OptimizerConfig, saved: dict[str, Any]) -> dict[str, Any]:
+def _fit_momenta(run: Run, old_config: OptimizerConfig, saved: dict[str, Any]) -> dict[str, Any]:
     """The state of the run's optimiser with what each parameter has of an old one."""
     old, new = (
         optimizers.build_optimizers(config, run.model, run.task.classes)
-        for config in (before, run.config.optimizer)
+        for config in (old_config, run.config.optimizer)
     )
     old.load_state_dict(saved)
-    if _same_kind(before, run.config.optimizer):
+    if _same_kind(old_config, run.config.optimizer):
         for parameter in run.gradients.parameters:
             source, target = (_part_of(made, parameter) for made in (old, new))
             if type(source) is type(target) and parameter in source.state:
@@ -162,7 +162,7 @@ def _part_of(made: optimizers.Optimizers, parameter: Tensor) -> torch.optim.Opti
 # -- local steps -----------------------------------------------------------------------------
 
 
-def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
+def _change_local_steps(run: Run, state: State, old_config: RunConfig) -> None:
     """Workers step alone from now on, or no longer do."""
     if run.local is not None:
         state["outer"], own = run.local.state_dict()
@@ -173,7 +173,7 @@ def _change_local_steps(run: Run, state: State, before: RunConfig) -> None:
     _refuse_between(state, "sync_policy")
     parts = state["parts"]
     own_states = of_workers(parts, "replicas", range(run.config.workers))
-    if own_states and before.outer.states == "reset":
+    if own_states and old_config.outer.states == "reset":
         state["optimizer"] = run.optimizer.state_dict()
     elif own_states:
         state["optimizer"] = optimizers.mean_state([own["optimizer"] for own in own_states])

@@ -69,21 +69,22 @@ class Fragment:
     Attributes:
         layers: their numbers, in order.
         period: local steps of the round under way.
-        since: local steps taken in it.
-        sent: what was sent and is not applied yet: it has the shared pseudo-gradients as updates,
-            and as means, until they are delivered, the mean losses that were sent with it.
-        left: local steps until it is applied.
+        steps_taken: local steps taken in it.
+        transfer: what was sent and is not applied yet; None: nothing. It has the shared
+            pseudo-gradients as updates, and as means, until they are delivered, the mean losses
+            that were sent with it.
+        steps_left: local steps until it is applied.
         losses: those that were sent with it.
-        unseen: something has come back that instruments have not seen yet.
+        has_unseen: something has come back that instruments have not seen yet.
     """
 
     layers: list[int]
     period: int = 1
-    since: int = 0
-    sent: Transfer | None = None
-    left: int = 0
+    steps_taken: int = 0
+    transfer: Transfer | None = None
+    steps_left: int = 0
     losses: list[_Step] = field(default_factory=list)
-    unseen: bool = False
+    has_unseen: bool = False
 
 
 class Rounds:
@@ -138,7 +139,7 @@ class Rounds:
         self.stack, self.parts = storage
         self.updates = list[Tensor](part[0] for part in self.parts)
         self.older: dict[int, Tensor] = {}
-        self.begun, self.count, self.rate = False, 0, 0.0
+        self.has_begun, self.count, self.rate = False, 0, 0.0
         self.pending: list[_Step] = []
 
     @property
@@ -149,7 +150,7 @@ class Rounds:
     @property
     def is_between(self) -> bool:
         """Answer whether any fragment has moved since it was synchronised."""
-        return any(fragment.since or fragment.sent for fragment in self.fragments)
+        return any(fragment.steps_taken or fragment.transfer for fragment in self.fragments)
 
     # -- steps -------------------------------------------------------------------------------
 
@@ -158,20 +159,22 @@ class Rounds:
         shorter, so that fragments are sent at equal distances."""
         count = len(self.fragments)
         for i, fragment in enumerate(self.fragments, start=1):
-            if not self.begun:
-                fragment.since = period - math.ceil(period * i / count)
+            if not self.has_begun:
+                fragment.steps_taken = period - math.ceil(period * i / count)
                 fragment.period = period
-            elif not fragment.since:
+            elif not fragment.steps_taken:
                 fragment.period = period
-        self.begun = True
+        self.has_begun = True
 
     def advance_step(self) -> bool:
         """Count a local step that was taken; returns whether a fragment is to be sent or
         applied."""
         for fragment in self.fragments:
-            fragment.since += 1
-            fragment.left -= 1
-        return any(f.since >= f.period or (f.sent and f.left <= 0) for f in self.fragments)
+            fragment.steps_taken += 1
+            fragment.steps_left -= 1
+        return any(
+            f.steps_taken >= f.period or (f.transfer and f.steps_left <= 0) for f in self.fragments
+        )
 
     # -- a synchronisation -------------------------------------------------------------------
 
@@ -198,14 +201,14 @@ class Rounds:
             self.world.take_marks()  # of collectives that it does not count here
         with timed():
             for fragment in self.fragments:
-                if fragment.since >= fragment.period or (last and fragment.since):
+                if fragment.steps_taken >= fragment.period or (last and fragment.steps_taken):
                     self._send_fragment(fragment, levels)
         yield from self._receive_fragments(panel, clock, last)
 
     def _send_fragment(self, fragment: Fragment, levels: Sequence[AnyLevel]) -> None:
         assert self.replicas is not None
         layers, parts = fragment.layers, self.parts
-        for i in layers if fragment.unseen else ():
+        for i in layers if fragment.has_unseen else ():
             if i not in self.older:  # sent again before the last fragment has come back
                 self.older[i] = parts[i].clone()
                 self.updates[i] = self.updates[i].clone()  # a compressor's own memory
@@ -215,11 +218,11 @@ class Rounds:
             first = sum(part[0].numel() for part in parts[: layers[0]])
             sent = self.stack[:, first : first + sum(parts[i][0].numel() for i in layers)]
             self.pending = [(loss_with_flag(sent.new_zeros(1), sent), 0, 0)]
-        fragment.since, fragment.left = 0, self.config.delay
-        fragment.sent = self.exchange.begin_transfer(levels, layers)
+        fragment.steps_taken, fragment.steps_left = 0, self.config.delay
+        fragment.transfer = self.exchange.begin_transfer(levels, layers)
         losses = self._pending_losses() if self.pending else None
         fragment.losses, self.pending = self.pending, []
-        self.exchange.send_transfer({i: parts[i] for i in layers}, fragment.sent, losses)
+        self.exchange.send_transfer({i: parts[i] for i in layers}, fragment.transfer, losses)
 
     def _receive_fragments(self, panel: Panel, clock: Clock | None, last: bool) -> Iterator[Loss]:
         """Apply what has come back: at the ``last`` step all, in the order of sending, so that
@@ -229,15 +232,15 @@ class Rounds:
             with nullcontext() if clock is None else clock("communicate"):
                 self.wait_for_sent()
         for fragment in self._in_flight():
-            if not last and fragment.left > 0:
+            if not last and fragment.steps_left > 0:
                 continue
             yield from self._delivered_losses()
-            assert fragment.sent is not None
+            assert fragment.transfer is not None
             assert self.replicas is not None
-            for layer, update in fragment.sent.updates.items():
+            for layer, update in fragment.transfer.updates.items():
                 self.updates[layer] = update
                 self.older.pop(layer, None)
-            fragment.unseen = True
+            fragment.has_unseen = True
             if fragment is self.fragments[-1]:  # with it all have come back once more
                 if self.inner is not None:
                     self.inner.lr, self.rate = self.rate, 0.0
@@ -251,7 +254,9 @@ class Rounds:
 
     def _in_flight(self) -> list[Fragment]:
         """The fragments that were sent and are not applied yet, in the order of sending."""
-        return sorted((f for f in self.fragments if f.sent), key=lambda fragment: fragment.left)
+        return sorted(
+            (f for f in self.fragments if f.transfer), key=lambda fragment: fragment.steps_left
+        )
 
     def _take_seen(self) -> tuple[Float[Tensor, "rows N"], list[Tensor]]:
         """For instruments: the pseudo-gradients that have come back last, and the updates they
@@ -264,15 +269,15 @@ class Rounds:
                 places[layer].copy_(kept.flatten(1))
         self.older = {}
         for fragment in self.fragments:
-            fragment.unseen = False
+            fragment.has_unseen = False
         return stack, self.updates
 
     def _apply_fragment(self, fragment: Fragment, replicas: Replicas) -> None:
         """Step the synchronised parameters by the shared pseudo-gradients; the workers go on from
         them, with the optimisers' states as configured. Running statistics, which are averaged, go
         with the first fragment."""
-        assert fragment.sent is not None
-        updates, fragment.sent = fragment.sent.updates, None
+        assert fragment.transfer is not None
+        updates, fragment.transfer = fragment.transfer.updates, None
         # torch's foreach SGD with Nesterov adds momentum x velocity to .grad in place, and
         # instruments read the updates when the last fragment has come back.
         given = {i: u.clone() for i, u in updates.items()} if self.config.nesterov else updates
@@ -317,7 +322,7 @@ class Rounds:
         """Losses with means that have come back, in the order of sending. A fragment whose losses a
         caller refuses keeps them."""
         self.wait_for_sent()
-        for transfer, losses in [(f.sent, f.losses) for f in self._in_flight()]:
+        for transfer, losses in [(f.transfer, f.losses) for f in self._in_flight()]:
             if transfer is not None and transfer.means is not None:
                 # of a script's own loop there is a single number
                 means = [transfer.means] if self.inner is None else transfer.means.unbind()
@@ -337,21 +342,21 @@ class Rounds:
         fragments = [
             {
                 "period": f.period,
-                "since": f.since,
-                "left": f.left if f.sent else None,
-                "updates": f.sent.updates if f.sent else {},
-                "unseen": {i: self.updates[i] for i in f.layers} if f.unseen else {},
+                "since": f.steps_taken,
+                "left": f.steps_left if f.transfer else None,
+                "updates": f.transfer.updates if f.transfer else {},
+                "unseen": {i: self.updates[i] for i in f.layers} if f.has_unseen else {},
             }
             for f in self.fragments
         ]
         shared = {
             "layers": by_layer(memory=memories),
             "optimizer": self.optimizer.state_dict(),
-            "begun": self.begun,
+            "begun": self.has_begun,
             "fragments": fragments,
             "rates": self.rate,
         }
-        kept = [i for f in self.fragments if f.sent or f.unseen for i in f.layers]
+        kept = [i for f in self.fragments if f.transfer or f.has_unseen for i in f.layers]
         movements = [
             {
                 "sent": {i: self.parts[i][row].clone() for i in kept},
@@ -373,12 +378,12 @@ class Rounds:
         device = self.stack.device
         self.reducer.to(device)
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
-            fragment.period, fragment.since = saved["period"], saved["since"]
-            fragment.sent, fragment.left, fragment.losses = None, saved["left"] or 0, []
+            fragment.period, fragment.steps_taken = saved["period"], saved["since"]
+            fragment.transfer, fragment.steps_left, fragment.losses = None, saved["left"] or 0, []
             if saved["left"] is not None:
                 updates = {i: update.to(device) for i, update in saved["updates"].items()}
-                fragment.sent = Transfer((), [], updates=updates)
-            fragment.unseen = bool(saved["unseen"])
+                fragment.transfer = Transfer((), [], updates=updates)
+            fragment.has_unseen = bool(saved["unseen"])
             for layer, update in saved["unseen"].items():
                 self.updates[layer] = update.to(device)
         self.older, self.pending = {}, []
@@ -388,4 +393,4 @@ class Rounds:
             for layer, moved in own["older"].items():
                 shape = self.parts[layer].shape
                 self.older.setdefault(layer, self.stack.new_empty(shape))[row].copy_(moved)
-        self.begun, self.rate = state["begun"], state.get("rates", 0.0)  # 0.4: not of own loops
+        self.has_begun, self.rate = state["begun"], state.get("rates", 0.0)  # 0.4: not of own loops

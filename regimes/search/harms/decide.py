@@ -390,60 +390,60 @@ def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
 # -- what next -------------------------------------------------------------------------------
 
 
-def next_round(known: HarmEvidence, left: BudgetLeft, slots: int = 1) -> list[Run]:
+def next_round(evidence: HarmEvidence, budget: BudgetLeft, slots: int = 1) -> list[Run]:
     """Choose the runs that tell most, a trunk before its pulses; [] where all is resolved, or the
     budget is over.
 
     Args:
         slots: runs at a time.
     """
-    if not known.harms:  # how long a unit takes is not known yet
-        return [(None, seed) for seed in range(min(slots, LEAST, int(min(left.runs, LEAST))))]
-    first = _missing_of_coarse(known)
+    if not evidence.harms:  # how long a unit takes is not known yet
+        return [(None, seed) for seed in range(min(slots, LEAST, int(min(budget.runs, LEAST))))]
+    first = _missing_of_coarse(evidence)
     if first:
-        return _first_within(known, first, left)
+        return _first_within(evidence, first, budget)
     chosen: list[Run] = []
-    for action in _actions(known, left):
+    for action in _actions(evidence, budget):
         runs = [*chosen, *(run for run in action if run not in chosen)]
-        enough = len(chosen) >= slots and known.cost(runs) > SHARE * left.units
-        if enough or known.cost(runs) > left.units or len(runs) > left.runs:
+        enough = len(chosen) >= slots and evidence.cost(runs) > SHARE * budget.units
+        if enough or evidence.cost(runs) > budget.units or len(runs) > budget.runs:
             continue
         chosen = runs
-    return chosen or _more_seeds(known, left, slots)
+    return chosen or _more_seeds(evidence, budget, slots)
 
 
-def parts_within(rules: Rules, left: BudgetLeft) -> int:
+def parts_within(rules: Rules, budget: BudgetLeft) -> int:
     """Return how many coarse windows a budget has time for: as many as ``rules.parts`` if `LEAST`
     seeds of all take at most half of it, else fewer, at least 2."""
     for parts in range(rules.parts, 2, -1):
-        known = HarmEvidence(replace(rules, parts=parts), {})
+        evidence = HarmEvidence(replace(rules, parts=parts), {})
         if (
-            known.cost(_missing_of_coarse(known)) <= left.units / 2
-            and len(_missing_of_coarse(known)) <= left.runs / 2
+            evidence.cost(_missing_of_coarse(evidence)) <= budget.units / 2
+            and len(_missing_of_coarse(evidence)) <= budget.runs / 2
         ):
             return parts
     return min(2, rules.parts)
 
 
-def _missing_of_coarse(known: HarmEvidence) -> list[Run]:
+def _missing_of_coarse(evidence: HarmEvidence) -> list[Run]:
     """What is missing of the coarse windows, seed by seed."""
     wanted: list[Run] = []
     for seed in range(LEAST):
         wanted.append((None, seed))
-        pulses = [pulse for arm in known.rules.arms for pulse in known.rules.coarse(arm)]
-        pulses += [beside for pulse in pulses if (beside := known.beside(pulse))]
+        pulses = [pulse for arm in evidence.rules.arms for pulse in evidence.rules.coarse(arm)]
+        pulses += [beside for pulse in pulses if (beside := evidence.beside(pulse))]
         wanted += [(pulse, seed) for pulse in dict.fromkeys(pulses)]
     # a pulse that broke is harmful, whatever other seeds would do
-    broken = {pulse for (pulse, _), harm in known.harms.items() if math.isinf(harm)}
-    broken |= {beside for pulse in broken if pulse and (beside := known.beside(pulse))}
-    return [run for run in wanted if run not in known.harms and run[0] not in broken]
+    broken = {pulse for (pulse, _), harm in evidence.harms.items() if math.isinf(harm)}
+    broken |= {beside for pulse in broken if pulse and (beside := evidence.beside(pulse))}
+    return [run for run in wanted if run not in evidence.harms and run[0] not in broken]
 
 
-def _first_within(known: HarmEvidence, runs: Sequence[Run], left: BudgetLeft) -> list[Run]:
+def _first_within(evidence: HarmEvidence, runs: Sequence[Run], budget: BudgetLeft) -> list[Run]:
     """The first of these runs that fit into a budget."""
     fitting: list[Run] = []
     for run in runs:
-        if known.cost([*fitting, run]) > left.units or len(fitting) >= left.runs:
+        if evidence.cost([*fitting, run]) > budget.units or len(fitting) >= budget.runs:
             break
         fitting.append(run)
     while fitting and fitting[-1][0] is None:  # a trunk without pulses says nothing
@@ -451,24 +451,24 @@ def _first_within(known: HarmEvidence, runs: Sequence[Run], left: BudgetLeft) ->
     return fitting
 
 
-def _actions(known: HarmEvidence, left: BudgetLeft) -> list[list[Run]]:
+def _actions(evidence: HarmEvidence, budget: BudgetLeft) -> list[list[Run]]:
     """What could be done, each the runs that it takes, the one first that resolves the most units
     for its cost."""
     rated: list[tuple[float, list[Run]]] = []
-    for arm in known.rules.arms:
-        for pulse in known.windows(arm):
-            if known.of(pulse).call != "open":
+    for arm in evidence.rules.arms:
+        for pulse in evidence.windows(arm):
+            if evidence.of(pulse).call != "open":
                 continue
-            if (runs := _deciding(known, pulse, left)) is not None:
+            if (runs := _deciding(evidence, pulse, budget)) is not None:
                 rated.append(runs)
-            elif halves := known.rules.halves(pulse):
-                both = (known.missing(half, LEAST) for half in halves)
+            elif halves := evidence.rules.halves(pulse):
+                both = (evidence.missing(half, LEAST) for half in halves)
                 each = [*dict.fromkeys(itertools.chain.from_iterable(both))]
                 # a half may stay open, so the units of both count for one
-                rated.append((2 * known.cost(each) / pulse.length, each))
-        for union in known.unions(arm):
-            call = known.of(union).call
-            runs = _deciding(known, union, left) if call == "open" else None
+                rated.append((2 * evidence.cost(each) / pulse.length, each))
+        for union in evidence.unions(arm):
+            call = evidence.of(union).call
+            runs = _deciding(evidence, union, budget) if call == "open" else None
             if runs is not None:
                 rated.append(runs)
             if call == "safe" or runs is not None:  # else without its worst window
@@ -476,13 +476,13 @@ def _actions(known: HarmEvidence, left: BudgetLeft) -> list[list[Run]]:
     return [runs for _, runs in sorted(rated, key=lambda action: action[0])]
 
 
-def _more_seeds(known: HarmEvidence, left: BudgetLeft, slots: int) -> list[Run]:
+def _more_seeds(evidence: HarmEvidence, budget: BudgetLeft, slots: int) -> list[Run]:
     """Half as many seeds again of the open windows, of those with the fewest first: what no
     expected number of seeds decides, others than these may, and the budget is there for it. Then of
     the harmful windows that may harm as much as lost time."""
     todo: list[tuple[bool, int, float, Pulse, int]] = []
-    for pulse in (pulse for arm in known.rules.arms for pulse in known.windows(arm)):
-        found, beside = known.of(pulse), known.lost_time(pulse)
+    for pulse in (pulse for arm in evidence.rules.arms for pulse in evidence.windows(arm)):
+        found, beside = evidence.of(pulse), evidence.lost_time(pulse)
         decided, more = found.call != "open", found.n + found.n // 2
         if decided:
             few = beside is not None and beside.lost.n < LEAST
@@ -491,27 +491,27 @@ def _more_seeds(known: HarmEvidence, left: BudgetLeft, slots: int) -> list[Run]:
                 continue
             more = found.n if few else more
         if LEAST <= found.n < MOST_SEEDS:
-            order = decided, found.n, known.cost([(pulse, 0)])
+            order = decided, found.n, evidence.cost([(pulse, 0)])
             todo.append((*order, pulse, min(MOST_SEEDS, more)))
     chosen: list[Run] = []
     for *_, pulse, more in sorted(todo, key=lambda each: each[:3]):
-        runs = [run for run in known.missing(pulse, more) if run not in chosen]
-        rest = BudgetLeft(left.units - known.cost(chosen), left.runs - len(chosen))
-        chosen += _first_within(known, runs, rest)
+        runs = [run for run in evidence.missing(pulse, more) if run not in chosen]
+        rest = BudgetLeft(budget.units - evidence.cost(chosen), budget.runs - len(chosen))
+        chosen += _first_within(evidence, runs, rest)
         if len(chosen) >= slots:
             break
     return chosen
 
 
 def _deciding(
-    known: HarmEvidence, pulse: Pulse, left: BudgetLeft
+    evidence: HarmEvidence, pulse: Pulse, budget: BudgetLeft
 ) -> tuple[float, list[Run]] | None:
     """The next runs of an open pulse, and the cost of all that it needs for each of its units;
     None where the budget has no room for these."""
-    found = known.of(pulse)
-    needed = found.needed if found.n >= LEAST else LEAST
-    whole = known.missing(pulse, needed or MOST_SEEDS)
-    if needed is None or known.cost(whole) > left.units or len(whole) > left.runs:
+    verdict = evidence.of(pulse)
+    needed = verdict.needed if verdict.n >= LEAST else LEAST
+    whole = evidence.missing(pulse, needed or MOST_SEEDS)
+    if needed is None or evidence.cost(whole) > budget.units or len(whole) > budget.runs:
         return None
-    more = max(LEAST, found.n + math.ceil((needed - found.n) / 2))
-    return known.cost(whole) / pulse.length, known.missing(pulse, more)
+    more = max(LEAST, verdict.n + math.ceil((needed - verdict.n) / 2))
+    return evidence.cost(whole) / pulse.length, evidence.missing(pulse, more)

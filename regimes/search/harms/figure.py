@@ -31,7 +31,11 @@ MOST_ARMS = 6  # panels of a figure
 
 
 def draw_harm(
-    known: HarmEvidence, texts: Mapping[str, str], shown: Metric, unit: str, rates: Sequence[float]
+    evidence: HarmEvidence,
+    texts: Mapping[str, str],
+    metric: Metric,
+    unit: str,
+    rates: Sequence[float],
 ) -> style.Shown:
     """Draw a panel for each arm, and the learning rate below where it is known.
 
@@ -39,50 +43,50 @@ def draw_harm(
         texts: what is changed, by arm.
         rates: of each unit, as a share of the highest; empty: not known.
     """
-    arms = known.rules.arms[:MOST_ARMS]
-    windows = [pulse for arm in arms for pulse in known.phases(arm)]
+    arms = evidence.rules.arms[:MOST_ARMS]
+    windows = [pulse for arm in arms for pulse in evidence.phases(arm)]
     with style.theme():
         fig = style.figure(0.9 + 1.25 * len(arms) + 0.55 * bool(rates), WIDTH)
         heights = [1.0] * len(arms) + [0.4] * bool(rates)
         axes = fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
         for ax, arm in zip(axes[:, 0], arms, strict=False):
-            _draw_harms(ax, known, arm)
-            ax.set_ylabel(f"harm ({shown.unit})")
+            _draw_harms(ax, evidence, arm)
+            ax.set_ylabel(f"harm ({metric.unit})")
             ax.set_title(texts[arm], loc="left")
         if rates:
             look: Any = {"color": "#555555", "linewidth": 1.2, "drawstyle": "steps-mid"}
             axes[-1, 0].plot(range(len(rates)), rates, **look)
             axes[-1, 0].set(ylim=(0, 1.15), ylabel="rate")
         axes[-1, 0].set_xlabel(unit)
-        axes[-1, 0].set_xlim(-0.6, known.rules.units - 0.4)
-        calls = {known.of(pulse).call for pulse in windows}
+        axes[-1, 0].set_xlim(-0.6, evidence.rules.units - 0.4)
+        calls = {evidence.of(pulse).call for pulse in windows}
         handles = [Line2D([], [], label=WORDS[c], **_look(c)) for c in COLOURS if c in calls]
-        if known.rules.lost_time:
+        if evidence.rules.lost_time:
             handles.append(Line2D([], [], label="left out", **LEFT_OUT))
         ncols = 2 if len(handles) > 3 else 3
         fig.legend(handles=handles, loc="outside upper left", ncols=ncols, handlelength=2)
         fig.align_ylabels()
-        few = max(known.of(pulse).n for pulse in windows) < LEAST
+        few = max(evidence.of(pulse).n for pulse in windows) < LEAST
         bars = (
             "fewer than three seeds have no interval" if few else "bars: the interval of the calls"
         )
         words = f"Harm of a pulse over these units, at the end of the run; {bars}"
-        untried = " ?: not tried." if any(not known.of(pulse).n for pulse in windows) else ""
-        left_out = len(known.rules.arms) - len(arms)
+        untried = " ?: not tried." if any(not evidence.of(pulse).n for pulse in windows) else ""
+        left_out = len(evidence.rules.arms) - len(arms)
         more = f" {left_out} more in the table." if left_out else ""
         lost = " Left out: the same units are not trained; x: harm as a multiple of that."
-        lost = lost if known.rules.lost_time else ""
+        lost = lost if evidence.rules.lost_time else ""
         style.add_caption(fig, f"{words}.{lost}{untried}{more}")
     return fig
 
 
-def _draw_harms(ax: Axes, known: HarmEvidence, arm: str) -> None:
+def _draw_harms(ax: Axes, evidence: HarmEvidence, arm: str) -> None:
     """Each window as a line over its units, at its mean harm, with the interval."""
-    margin = known.rules.margin
+    margin = evidence.rules.margin
     ax.axhline(0, color="#949494", linewidth=0.8)
     ax.axhline(margin, color="black", linewidth=0.8, linestyle=style.DOTTED)
-    for pulse in known.phases(arm):
-        verdict, ((first, stop),) = known.of(pulse), pulse.spans
+    for pulse in evidence.phases(arm):
+        verdict, ((first, stop),) = evidence.of(pulse), pulse.spans
         colour, middle = COLOURS[verdict.call], (first + stop - 1) / 2
         band: Any = {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.3), "linewidth": 0}
         ax.axvspan(first - 0.5, stop - 0.5, hatch=HATCHES[verdict.call], **band)
@@ -92,8 +96,8 @@ def _draw_harms(ax: Axes, known: HarmEvidence, arm: str) -> None:
             where: Any = {"transform": ax.get_xaxis_transform(), "ha": "center", "va": "center"}
             ax.text(middle, 0.5, text, fontsize=7.5, **where)
             continue
-        if beside := known.lost_time(pulse):
-            _draw_lost_time(ax, beside, (first, stop), known.rules.units)
+        if beside := evidence.lost_time(pulse):
+            _draw_lost_time(ax, beside, (first, stop), evidence.rules.units)
         look = _look(verdict.call)
         if math.isfinite(verdict.low):
             ax.plot([middle] * 2, [verdict.low, verdict.high], color=colour, linewidth=1.2)

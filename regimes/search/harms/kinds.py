@@ -99,16 +99,16 @@ def kinds_of(words: Sequence[str], groups: Sequence[str], trunk: RunConfig) -> d
     Raises:
         ConfigError: a word that is none, or does not fit the trunk.
     """
-    made: list[PulseKind] = []
+    kinds: list[PulseKind] = []
     for word in words:
         if word not in (*trunk.levels, DENSE):
             require(not groups, "pulse", word, "a level with groups of layers")
-            made.append(_make_word_kind(word, trunk))
+            kinds.append(_make_word_kind(word, trunk))
         elif groups:
-            made += [_make_level_kind(word, group, trunk) for group in groups]
+            kinds += [_make_level_kind(word, group, trunk) for group in groups]
         else:
-            made.append(_make_level_kind(word, None, trunk))
-    return _by_name(made, words, f"a level, or one of {', '.join(WORDS)}")
+            kinds.append(_make_level_kind(word, None, trunk))
+    return _by_name(kinds, words, f"a level, or one of {', '.join(WORDS)}")
 
 
 def kinds_of_job(words: Sequence[str]) -> dict[str, PulseKind]:
@@ -117,15 +117,15 @@ def kinds_of_job(words: Sequence[str]) -> dict[str, PulseKind]:
     Raises:
         ConfigError: no word, or one twice.
     """
-    made = [PulseKind(word, word, within=("policy", word, "low")) for word in words]
-    return _by_name(made, words, "a word that the function knows")
+    kinds = [PulseKind(word, word, within=("policy", word, "low")) for word in words]
+    return _by_name(kinds, words, "a word that the function knows")
 
 
 def _by_name(
-    made: Sequence[PulseKind], words: Sequence[str], expected: str
+    kinds: Sequence[PulseKind], words: Sequence[str], expected: str
 ) -> dict[str, PulseKind]:
-    found = {kind.name: kind for kind in made}
-    require(len(found) == len(made), "pulse", list(words), "each once")
+    found = {kind.name: kind for kind in kinds}
+    require(len(found) == len(kinds), "pulse", list(words), "each once")
     require(bool(found), "pulse", list(words), expected)
     return found
 

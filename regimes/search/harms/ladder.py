@@ -39,12 +39,12 @@ class Ladder:
     bytes: float
 
 
-def ladders_of(found: Harm, trunk: Record) -> dict[str, Ladder]:
+def ladders_of(answer: Harm, trunk: Record) -> dict[str, Ladder]:
     """Make the ladder of each arm with a safe phase that saves bytes, where there is one."""
     made: dict[str, Ladder] = {}
-    for arm in found.known.rules.arms:
-        best, kind = found.known.best(arm), found.kinds[arm]
-        saved = found.saved.get(best, 0.0) if best else 0.0
+    for arm in answer.known.rules.arms:
+        best, kind = answer.known.best(arm), answer.kinds[arm]
+        saved = answer.saved.get(best, 0.0) if best else 0.0
         if best is not None and kind.within is not None and saved > 0:
             ladder = _ladder_of(kind, trunk, best.spans, saved)
             made |= {} if ladder is None else {arm: ladder}
@@ -105,7 +105,7 @@ def _steps_at(table: dict[str, Any], level: str, trunk: Record) -> int:
 # -- the grid --------------------------------------------------------------------------------
 
 
-def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
+def grid_toml(answer: Harm, trunk: RunConfig, used: int) -> str:
     """Write the trunk and the ladders as a grid's file, with seeds that the search has not used.
 
     Args:
@@ -116,14 +116,14 @@ def grid_toml(found: Harm, trunk: RunConfig, used: int) -> str:
     own = trunk.data.name == OWN
     base = _changed_fields(to_dict(replace(trunk, name="run", seed=0, checkpoint_keep=None)))
     schedules: dict[str, Any] = {"trunk": {}}
-    for arm, ladder in found.ladders.items():
-        kind = found.kinds[arm]
+    for arm, ladder in answer.ladders.items():
+        kind = answer.kinds[arm]
         assert kind.within is not None
-        label = NAME if len(found.ladders) == 1 else f"{NAME}, {arm}"
+        label = NAME if len(answer.ladders) == 1 else f"{NAME}, {arm}"
         schedules[label] = {**kind.setup, kind.within[0]: ladder.policy}
     seeds = [trunk.seed + used + i for i in range(SEEDS)]
-    lines = [f"# {line}" for line in found.sentences()]
-    for arm, ladder in found.ladders.items():
+    lines = [f"# {line}" for line in answer.sentences()]
+    for arm, ladder in answer.ladders.items():
         lines.append(f"# Bytes, of those of the trunk ({arm}): {NAME} {ladder.bytes:.2f}.")
     if own:
         lines.append(

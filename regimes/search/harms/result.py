@@ -212,10 +212,10 @@ class Harm:
         """Write a number in the digits of the metric, with one more below 1."""
         return f"{value:z.{self.shown.digits + (abs(value) < 1)}f}"  # no -0.0
 
-    def _interval(self, found: PulseVerdict, seeds: bool = True) -> str:
-        ends = f"[{self.number(found.low)}, {self.number(found.high)}]"
-        words = f"{self.number(found.harm)} {ends} {self.shown.unit}"
-        return f"{words}, {found.n} seeds" if seeds else words
+    def _interval(self, verdict: PulseVerdict, seeds: bool = True) -> str:
+        ends = f"[{self.number(verdict.low)}, {self.number(verdict.high)}]"
+        words = f"{self.number(verdict.harm)} {ends} {self.shown.unit}"
+        return f"{words}, {verdict.n} seeds" if seeds else words
 
     def _time(self, pulse: Pulse) -> str:
         minutes = self._minutes(pulse)

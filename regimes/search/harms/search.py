@@ -146,16 +146,16 @@ class HarmSearch(Search[Run]):
                 expect(trunks >= {number for _, number in each.runs})
         return found
 
-    def choose(self, log: SearchLog[Run], left: BudgetLeft) -> tuple[list[Run], dict[str, Any]]:
+    def choose(self, log: SearchLog[Run], budget: BudgetLeft) -> tuple[list[Run], dict[str, Any]]:
         parts: int | None = self.parts
         if not log.rounds:
-            runs: list[Run] = [(None, n) for n in range(int(min(self.jobs, LEAST, left.runs)))]
+            runs: list[Run] = [(None, n) for n in range(int(min(self.jobs, LEAST, budget.runs)))]
         else:
-            known, parts = self.known(log), _parts_of(log)
+            evidence, parts = self.known(log), _parts_of(log)
             if parts is None:
-                parts = parts_within(known.rules, left)
-                known = HarmEvidence(replace(known.rules, parts=parts), known.harms)
-            runs = next_round(known, left, self.jobs)
+                parts = parts_within(evidence.rules, budget)
+                evidence = HarmEvidence(replace(evidence.rules, parts=parts), evidence.harms)
+            runs = next_round(evidence, budget, self.jobs)
         plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
         return runs, {"runs": plain, "parts": parts}
 

@@ -41,13 +41,13 @@ flatten_lstm_weights = torch._cudnn_rnn_flatten_weight
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often torch has written to a tensor; autograd compares the same number."""
+    """Return how often torch has written to a tensor; autograd compares the same number."""
     return tensor._version
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that is on this process, itself and not a new view, whose version
-    could not be compared; any other tensor as it is."""
+    """Return the part of a DTensor that is on this process, itself and not a new view, whose
+    version could not be compared; any other tensor as it is."""
     if type(tensor) is Tensor:  # to miss an attribute costs more than all the rest
         return tensor
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
@@ -63,7 +63,7 @@ def has_hooks(parameter: Any) -> bool:
 
 
 def current_backward() -> int:
-    """The number of the backward pass that runs in this thread, -1 in none."""
+    """Return the number of the backward pass that runs in this thread, -1 in none."""
     return torch._C._current_graph_task_id()
 
 
@@ -77,7 +77,7 @@ def queue_callback(callback: Any) -> None:
 
 
 def forward_class(node: Any) -> type:
-    """The user's Function of a node in the graph, whose own class torch has made."""
+    """Return the user's Function of a node in the graph, whose own class torch has made."""
     return cast("type", getattr(node, "_forward_cls", type(node)))
 
 
@@ -101,17 +101,18 @@ COMPILED = "_orig_mod"  # torch.compile's module has the original by this name, 
 
 
 def parameter_table(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """A module's own parameters; an entry is replaced without a registration, as FSDP2 does it."""
+    """Return a module's own parameters; an entry is replaced without a registration, as FSDP2 does
+    it."""
     return module._parameters
 
 
 def buffer_table(module: nn.Module) -> dict[str, Tensor | None]:
-    """A module's own buffers, so that the same objects can be put back."""
+    """Return a module's own buffers, so that the same objects can be put back."""
     return module._buffers
 
 
 def uncompiled(model: Any) -> Any:
-    """The model of which ``torch.compile(model)`` has made this one; any other as it is."""
+    """Return the model of which ``torch.compile(model)`` has made this one; any other as it is."""
     return getattr(model, COMPILED, model)
 
 
@@ -121,7 +122,7 @@ def is_compiled(module: Any) -> bool:
 
 
 def compile_errors() -> type[Exception]:
-    """What a failed compilation raises; its module takes a second to import."""
+    """Return what a failed compilation raises; its module takes a second to import."""
     return torch._dynamo.exc.TorchDynamoException
 
 
@@ -145,12 +146,12 @@ def abort_default_group() -> None:
 
 
 def default_store() -> Any:
-    """The store in which the processes of the default group have met."""
+    """Return the store in which the processes of the default group have met."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def nccl_of(group: Any) -> Any:
-    """The NCCL backend of a group of processes, which alone can be aborted."""
+    """Return the NCCL backend of a group of processes, which alone can be aborted."""
     return group._get_backend(torch.device("cuda"))
 
 
@@ -163,24 +164,24 @@ def has_nccl() -> bool:
 
 
 def comm_hooks(model: Any) -> list[tuple[Any, Any]]:
-    """The communication hooks that a DDP model lists, each with its state; DDP itself reads the
-    list before it takes a hook."""
+    """Return the communication hooks that a DDP model lists, each with its state; DDP itself reads
+    the list before it takes a hook."""
     hooks: list[tuple[Any, Any]] = model._comm_hooks
     return hooks
 
 
 def allows_uneven_inputs(model: Any) -> bool:
-    """Is a DDP model within ``join()``?"""
+    """Answer whether a DDP model is within ``join()``."""
     return bool(model._join_config.enable)
 
 
 def used_parameters(model: Any) -> Tensor:
-    """For each parameter of a DDP model, how many processes have used it in this pass."""
+    """Return, for each parameter of a DDP model, how many processes have used it in this pass."""
     return cast("Tensor", model.reducer._get_local_used_map())
 
 
 def reduces_in_python(model: Any) -> bool:
-    """Does DDP reduce gradients one by one? Dynamo's "python_reducer" makes it so."""
+    """Answer whether DDP reduces gradients one by one; Dynamo's "python_reducer" makes it so."""
     return bool(getattr(model, "_use_python_reducer", False))
 
 
@@ -194,25 +195,26 @@ def tensor_parallel_part(parameter: Any) -> Any:
 
 
 def fsdp_state(module: Any) -> Any:
-    """What ``fully_shard`` keeps of its call for a module."""
+    """Return what ``fully_shard`` keeps of its call for a module."""
     return module._get_fsdp_state()
 
 
 def is_root(module: Any) -> bool | None:
-    """Is it the outermost divided module? None before the first forward pass."""
+    """Answer whether it is the outermost divided module; None before the first forward pass."""
     root: bool | None = fsdp_state(module)._is_root
     return root
 
 
 def param_groups(state: Any) -> list[Any]:
-    """The parameter groups of a call of ``fully_shard``; torch up to 2.10 keeps one, or None."""
+    """Return the parameter groups of a call of ``fully_shard``; torch up to 2.10 keeps one, or
+    None."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def place_of(fsdp_param: Any) -> tuple[nn.Module, str]:
-    """The module of a parameter of a group, and the parameter's name there."""
+    """Return the module of a parameter of a group, and the parameter's name there."""
     info = fsdp_param._module_info
     return info.module, info.param_name
 
@@ -223,13 +225,14 @@ def was_gathered(fsdp_param: Any) -> bool:
 
 
 def own_collectives(group: Any) -> tuple[Any, Any]:
-    """The reduce-scatter and the all-gather that a group calls: there are public functions to set
-    them (torch 2.9), and none to read them."""
+    """Return the reduce-scatter and the all-gather that a group calls: there are public functions
+    to set them (torch 2.9), and none to read them."""
     return group._reduce_scatter_comm, group._all_gather_comm
 
 
 def all_reduce_hook(group: Any) -> Any:
-    """What a group calls with its reduced gradients; only ``set_all_reduce_hook`` is public."""
+    """Return what a group calls with its reduced gradients; only ``set_all_reduce_hook`` is
+    public."""
     return group._all_reduce_hook
 
 
@@ -240,7 +243,7 @@ def set_all_reduce_hook(group: Any, hook: Any) -> None:
 
 
 def mesh_infos() -> tuple[Any, Any]:
-    """The classes by which a group knows its mesh: of FSDP, and of HSDP."""
+    """Return the classes by which a group knows its mesh: of FSDP, and of HSDP."""
     from torch.distributed.fsdp._fully_shard import _fsdp_common
 
     return _fsdp_common.FSDPMeshInfo, _fsdp_common.HSDPMeshInfo

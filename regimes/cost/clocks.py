@@ -62,13 +62,13 @@ class MeasuredClock:
 @functools.cache
 def read_clocks() -> Mapping[str, tuple[MeasuredClock, ...]]:
     """Read the measurements of each method, as ``--methods`` spells it."""
-    found: dict[str, list[MeasuredClock]] = {}
+    clocks: dict[str, list[MeasuredClock]] = {}
     for table in read_tables(FILE).values():
         values = table.pop("clock")
         setting = Setting(**table)
         for method, numbers in values.items():
-            found.setdefault(method, []).append(MeasuredClock(setting, *map(float, numbers)))
-    return {method: tuple(values) for method, values in found.items()}
+            clocks.setdefault(method, []).append(MeasuredClock(setting, *map(float, numbers)))
+    return {method: tuple(values) for method, values in clocks.items()}
 
 
 def find_clock(method: str) -> MeasuredClock | None:
@@ -77,13 +77,13 @@ def find_clock(method: str) -> MeasuredClock | None:
     >>> str(find_clock("powersgd:4")), find_clock("powersgd:32")
     ('0.75 [0.70, 0.80]', None)
     """
-    known = [x for x in read_clocks().get(method, ()) if x.setting.optimizer == USUAL]
-    return max(known, key=lambda x: (x.setting.parameters, x.setting.steps), default=None)
+    clocks = [x for x in read_clocks().get(method, ()) if x.setting.optimizer == USUAL]
+    return max(clocks, key=lambda x: (x.setting.parameters, x.setting.steps), default=None)
 
 
 def reckon_clock(method: str) -> float | None:
     """Return the clock that a speed is computed with; of dense 1; None if it was not measured."""
     if method == DENSE:
         return 1.0
-    found = find_clock(method)
-    return None if found is None else found.used
+    clock = find_clock(method)
+    return None if clock is None else clock.used

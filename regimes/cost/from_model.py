@@ -162,20 +162,20 @@ def _links(options: JobOptions) -> dict[str, Network]:
         ConfigError: the job needs a link that the file does not have.
     """
     usual = {"within": WITHIN, "between": BETWEEN}
-    known = {} if options.links is None else read_links(options.links)
+    links = {} if options.links is None else read_links(options.links)
     for name in usual:
         text = getattr(options, name)
         if text is not None:
-            known[name] = Network.parse(text)
+            links[name] = Network.parse(text)
     needed = {"within": options.gpus > 1, "between": options.nodes > 1}
-    for name in [name for name in usual if needed[name] and name not in known and options.links]:
+    for name in [name for name in usual if needed[name] and name not in links and options.links]:
         count = "--gpus 1" if name == "within" else "--nodes 1"
         raise ConfigError(
             f"--links {options.links} has no {name!r}, because no two of the processes that wrote "
             f"it were {'on one machine' if name == 'within' else 'on different machines'}: give "
             f"--{name}, e.g. --{name} 10Gbit/s,50us, or {count}"
         )
-    return usual | known
+    return usual | links
 
 
 def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None) -> pd.DataFrame:

@@ -112,14 +112,14 @@ def memory_of_step(size: float, compute: float) -> float:
     return STEP * 4 * size / compute
 
 
-def parse_seconds(given: str | float, name: str = "--step", longest: float = LONGEST) -> float:
+def parse_seconds(duration: str | float, name: str = "--step", longest: float = LONGEST) -> float:
     """Read a duration: ``0.4s``, ``400ms``, ``20min``, or a number of seconds; a text has a unit.
     ConfigError for another form, or a duration that is 0 or too long.
 
     >>> parse_seconds("400ms"), parse_seconds("20min"), parse_seconds(3)
     (0.4, 1200.0, 3.0)
     """
-    text = given if isinstance(given, str) else f"{given} s"
+    text = duration if isinstance(duration, str) else f"{duration} s"
     match = re.fullmatch(r"\s*([0-9.e+-]+)\s*([nuµμm]?s|min|h)\s*", text)
     try:
         value = float(match[1]) * _UNITS[match[2]] if match else math.nan
@@ -127,7 +127,7 @@ def parse_seconds(given: str | float, name: str = "--step", longest: float = LON
         value = math.nan
     if not 0 < value <= longest:
         raise ConfigError(
-            f"{name} {given}: expected a duration above 0 and up to {longest:.0e} s, e.g. 0.4s, "
+            f"{name} {duration}: expected a duration above 0 and up to {longest:.0e} s, e.g. 0.4s, "
             "400ms or 20min"
         )
     return value

@@ -143,7 +143,7 @@ class _Exchanged:
         self.taken.append(_seconds(exchange, self.parts.device) / self.phases)
 
     def work(self, compute: float, unit: int) -> Work:
-        """One step's work, in units of so many steps."""
+        """Return one step's work, in units of so many steps."""
         reduction = self.world.meter.take_counts()  # of all steps, the warm-up step included
         self.world.broadcast(list(self.parts.model.buffers()))  # once per unit
         broadcast = self.world.meter.take_counts()

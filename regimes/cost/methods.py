@@ -108,12 +108,12 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
         ConfigError: an empty list, one method twice, or what is none.
     """
     require(len(texts) > 0, "methods", list(texts), "one or more, e.g. powersgd:4 dense/32")
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for text in texts:
         method = parse_method(text)
-        require(method.label not in found, "methods", " ".join(texts), f"{method.label} once")
-        found[method.label] = method
-    return [*found.values()]
+        require(method.label not in methods, "methods", " ".join(texts), f"{method.label} once")
+        methods[method.label] = method
+    return [*methods.values()]
 
 
 # -- the work of a step ----------------------------------------------------------------------

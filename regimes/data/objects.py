@@ -310,21 +310,21 @@ class ObjectTask:
         usual = TargetMean() if whole else SampleMean()
         by_torch = TargetMean(by_torch=True) if whole else usual
         known = by_torch if self.criterion is usual_loss else reduction.of_torch(self.criterion, y)
-        given = self.loss_weight
-        self._reduction_is_stated = given is not None or known is not None
-        if given is None and known is not None:
+        weight = self.loss_weight
+        self._reduction_is_stated = weight is not None or known is not None
+        if weight is None and known is not None:
             if isinstance(known, TargetMean) and known.classes is None:
                 ignores = any(samples.has(known.ignored) for samples in (self.train, self.test))
                 return known if ignores else SampleMean()
             return known
         candidates: list[Reduction] = [usual, SampleMean(), Sum()]
-        if given is not None:
+        if weight is not None:
             own = {"samples": SampleMean(), "sum": Sum()}
-            candidates = [OwnMean(given) if callable(given) else own[given]]
+            candidates = [OwnMean(weight) if callable(weight) else own[weight]]
         count = TRIED if y.ndim == 1 else TRIED // 2
         found = self._tried_on_parts(probe, self.train.varied(count), candidates)
-        if given is not None and isinstance(found, Coupled):
-            said = given if isinstance(given, str) else _recorded_name(given)
+        if weight is not None and isinstance(found, Coupled):
+            said = weight if isinstance(weight, str) else _recorded_name(weight)
             raise ConfigError(f"loss_weight = {said!r} does not hold: {found.why}")
         return found
 

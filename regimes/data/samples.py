@@ -158,14 +158,14 @@ class Samples:
                 )
 
 
-def _as_tensor(given: Any, what: str) -> Tensor:
+def _as_tensor(numbers: Any, what: str) -> Tensor:
     """A tensor of what torch takes for one; DataError for an image, a text and the like."""
     try:
-        return torch.as_tensor(given)
+        return torch.as_tensor(numbers)
     except (TypeError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0].rstrip(". ")
         raise DataError(
-            f"{what} holds a {type(given).__name__}, of which torch makes no tensor ({why}): "
+            f"{what} holds a {type(numbers).__name__}, of which torch makes no tensor ({why}): "
             "expected tensors, arrays or numbers"
         ) from None
 

@@ -200,6 +200,7 @@ def training_batches(
 
 
 def split_batches(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
+    """Split samples ``[n, ...]`` and targets into batches of a size; the last may be short."""
     return list(zip(x.split(batch), y.split(batch), strict=True))
 
 

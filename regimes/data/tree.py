@@ -66,6 +66,7 @@ def _extract_archive(archive: Path, root: Path) -> None:
 
 
 def check_size(name: str, size: int) -> None:
+    """Raise OSError for a file of more bytes than an image may have."""
     if size > LARGEST_IMAGE:
         raise OSError(f"{name} is too large for an image: {size} bytes")
 

@@ -84,6 +84,7 @@ _OPTIONS: ContextVar[Options] = ContextVar("figure_options", default=Options()) 
 
 
 def current_options() -> Options:
+    """Return the options by which figures come out now."""
     return _OPTIONS.get()
 
 

@@ -86,16 +86,16 @@ def in_roles(runs: Iterable[Record], needed: Sequence[str]) -> list[Record]:
                 f"schedules {', '.join(several)}: each is {part!r}, by its name or by its role; "
                 f"choose one with --role {part}={next(iter(several))!r}"
             )
-    found = []
+    runs_in_role = []
     for run in runs:
         own = run.config["name"]
         part = part_of(own, run.config.get("role"), needed)
         if part == own or len(names[part]) > 1:  # a role that is not needed
-            found.append(run)
+            runs_in_role.append(run)
         else:
             add_note(f"the schedule {own} is drawn as {part}, its role")
-            found.append(run.called(part))
-    return found
+            runs_in_role.append(run.called(part))
+    return runs_in_role
 
 
 def part_of(name: str, role: str | None, needed: Sequence[str]) -> str:

@@ -45,11 +45,11 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
         names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
     like = get_grid(needs.like) if needs.like else {}
     length = next(iter(grid.values())).epochs if grid else 0
-    found = [
+    rows = [
         _schedule(role, names.get(role, []), in_file, _example(role, needs.like, like, length))
         for role in needs.schedules
     ]
-    found += [
+    rows += [
         Need(f"schedule {role}, if there is one", ", ".join(names.get(role, [])))
         for role in needs.also
     ]
@@ -64,8 +64,8 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     key = f"statistics = {json.dumps(wanted)}" if in_file else measuring_options(*wanted)
     for statistic in needs.statistics:
         having = ", ".join(name for name in readers if statistic not in lacks[name])
-        found.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))
-    return found
+        rows.append(Need(f"statistic {statistic}", having, key if statistic in missing else ""))
+    return rows
 
 
 def _schedule(role: str, names: list[str], in_file: bool, example: str) -> Need:

@@ -140,21 +140,21 @@ def write_answer(
     a, b = _pick_two(mean, sent, sign, baseline)
     about = a in SUBJECTS
     gap = _gap(ends, a, b, metric)
-    said = describe_difference(names[a], names[b], gap, metric, beats=about)
+    sentence = describe_difference(names[a], names[b], gap, metric, beats=about)
     less, more = (b, a) if about else (a, b)
     if sent[more] > 0:
         share = f"sends {_percent(sent[less] / sent[more])} of its floats"
         if gap.verdict() == "open":
-            said += f"; {names[b]} {share}" if about else f"; it {share}"
+            sentence += f"; {names[b]} {share}" if about else f"; it {share}"
         else:
-            said += f", which {share}" if about else f", and {share}"
+            sentence += f", which {share}" if about else f", and {share}"
     best = max(mean, key=lambda name: sign * mean[name])
     if about and metric.directed and baseline is None and best not in (a, b):
         lead = _gap(ends, best, a, metric)
         if lead.is_below(0) if metric.lower else lead.is_above(0):  # it sends more
             size = _size(lead.size.value, metric, -1)
-            said += f"; {names[best].partition(' (')[0]} is {size} {_unit(metric)} better"
-    return said
+            sentence += f"; {names[best].partition(' (')[0]} is {size} {_unit(metric)} better"
+    return sentence
 
 
 def _say_longer(
@@ -166,17 +166,17 @@ def _say_longer(
 ) -> str:
     """What the longer trainings of high compression reach, beside low compression."""
     high = spoken_name("high", by_schedule[longer[0]][0].config)
-    said: list[str] = []
+    sentences: list[str] = []
     for name in longer:
         sent, of_low = _sent_by(by_schedule[name]), _sent_by(by_schedule["low"])
         share = f" with {_percent(sent / of_low)} of {names['low']}'s floats" if of_low else ""
         floats = f"{high}{share}" if share else f"{high}, longer"
         words = floats if name == "high-longer" else f"{floats} and decays stretched"
-        one = words if not said else "with decays stretched it"
+        one = words if not sentences else "with decays stretched it"
         gap = _gap(ends, name, "low", metric)
         sentence = describe_difference(one, names["low"], gap, metric, numbers=True)
-        said.append(sentence if not said else sentence[:1].lower() + sentence[1:])
-    return "; ".join(said)
+        sentences.append(sentence if not sentences else sentence[:1].lower() + sentence[1:])
+    return "; ".join(sentences)
 
 
 def _gap(ends: Mapping[str, Mapping[int, float]], a: str, b: str, metric: Metric) -> MeanInterval:

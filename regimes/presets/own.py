@@ -181,10 +181,10 @@ def _at_rates(where: str, cell: RunConfig, table: Mapping[str, Any]) -> list[Run
     return [replace(at_rate(cell, rate), name=f"{cell.name}{AT}{rate:g}") for rate in numbers]
 
 
-def _rate(where: str, given: Any) -> float:
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    require(number and 0 < given <= LARGEST, where, given, f"a positive number up to {LARGEST:g}")
-    return float(given)
+def _rate(where: str, rate: Any) -> float:
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    require(number and 0 < rate <= LARGEST, where, rate, f"a positive number up to {LARGEST:g}")
+    return float(rate)
 
 
 def _table(path: str) -> Table:

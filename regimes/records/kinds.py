@@ -68,10 +68,12 @@ class Nullable(NamedTuple):
 
 
 def integer(least: int, most: int, words: str) -> ValueKind:
+    """Make the kind of whole numbers within limits, which ``words`` describe."""
     return ValueKind(f"a whole number {words}", lambda x: type(x) is int and least <= x <= most)
 
 
 def number(least: float, most: float, words: str) -> ValueKind:
+    """Make the kind of numbers within limits, which ``words`` describe."""
     return ValueKind(words, lambda x: type(x) in (int, float) and least <= x <= most)
 
 

@@ -137,6 +137,8 @@ class Row(TypedDict):
 
 
 class WorldEntry(TypedDict):
+    """Counts workers, the processes that share them, and replicas' groups and shards."""
+
     workers: Workers
     processes: Workers
     groups: NotRequired[Workers]
@@ -144,12 +146,16 @@ class WorldEntry(TypedDict):
 
 
 class LayerEntry(TypedDict):
+    """Names a layer, its shape, and whether its gradient is compressed."""
+
     name: Name
     shape: list[Count]
     compressed: bool
 
 
 class FileState(TypedDict):
+    """Counts the lines of a file, and digests them."""
+
     lines: Count
     sha256: str  # of all of them
 

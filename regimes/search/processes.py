@@ -78,7 +78,7 @@ def _start(command: list[str], rank: int, count: int, scratch: str, log: Path) -
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux, end this process when its parent ends, even by kill -9 (PR_SET_PDEATHSIG).
+    """End this process when its parent ends, even by kill -9, on Linux (PR_SET_PDEATHSIG).
 
     Args:
         parent: process id. Where it has ended before, this process ends now: the kernel sends the

@@ -365,7 +365,7 @@ class RecordSearch(Search[R]):
         return error
 
     def may_fail(self, run: R, error: str) -> bool:
-        """Does the search go on after this error?"""
+        """Answer whether the search goes on after this error."""
         return NOT_FINITE in error
 
     def run_rounds(self, budget: SearchBudget | None, show: Show) -> SearchLog[R]:

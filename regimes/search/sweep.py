@@ -78,7 +78,8 @@ def list_cells(grid: Grid, seeds: list[int], out: Path) -> list[Cell]:
 
 
 def is_finished(folder: Path, config: RunConfig) -> bool:
-    """Is there a finished run of this configuration in the folder, with its last checkpoint?
+    """Answer whether there is a finished run of this configuration in the folder, with its last
+    checkpoint.
 
     Raises:
         RecordError: there is a run of another configuration.

@@ -244,9 +244,9 @@ class Run(Job):
         assert self.local is not None
         others = (self.build_optimizer() for _ in range(self.world.hosted_count - 1))
         buffers = list(self.model.buffers())
-        made = Replicas(self.gradients.parameters, buffers, [self.optimizer, *others])
-        self.local.replicas = self.gradients.replicas = made
-        return made
+        replicas = Replicas(self.gradients.parameters, buffers, [self.optimizer, *others])
+        self.local.replicas = self.gradients.replicas = replicas
+        return replicas
 
     def level_value(self, level: str) -> AnyLevel:
         """Return the level that a name stands for: ``levels`` of the configuration."""

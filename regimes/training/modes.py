@@ -25,6 +25,6 @@ def set_training(model: nn.Module, in_eval: Iterable[nn.Module]) -> None:
 
 def training_copy(model: nn.Module) -> nn.Module:
     """Copy a model that was not evaluated yet, as its training passes have it."""
-    probe = copy_model(model)
-    set_training(probe, modules_in_eval(probe))
-    return probe
+    trial = copy_model(model)
+    set_training(trial, modules_in_eval(trial))
+    return trial

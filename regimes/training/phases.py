@@ -115,14 +115,14 @@ def list_phases(config: RunConfig, branch: BranchConfig, out: Path) -> list[Phas
     ]
     at, kept = branch.at, {name: getattr(config, name) for name in _HARDWARE_FIELDS}
     every = [(first, replace(c, branch=None, **kept) if first > at else c) for first, c in every]
-    made = []
+    phases = []
     for i, (first, own) in enumerate(every):
         if first >= at:
             stop, after = every[i + 1] if i + 1 < len(every) else (None, None)
-            made.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
+            phases.append(Phase(own, config, first, stop, after, tuple(every[:i]), trunk))
     trained = in_force(recorded_phases(trunk), at)
     check_branch(from_dict(RunConfig, as_present(trained)), config, header["units"])
-    return made
+    return phases
 
 
 def check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None:

@@ -204,40 +204,40 @@ def own_training(
     return config, made
 
 
-def _compressor_table(given: Any, made: Compressor) -> dict[str, Any]:
+def _compressor_table(spelling: Any, compressor: Compressor) -> dict[str, Any]:
     """The table of a compressor without its levels, which a configuration has apart; a name or a
     table as it was written."""
     usual = {"name": "powersgd"}
-    if given is None and made == compression.make_compressor(usual):
+    if spelling is None and compressor == compression.make_compressor(usual):
         return usual
-    if given is None or isinstance(given, Compressor):
-        return compression.REGISTRY.table(made)
-    words = ("level", "levels", made.level_word)
-    table = _as_table(compression.REGISTRY, given)
+    if spelling is None or isinstance(spelling, Compressor):
+        return compression.REGISTRY.table(compressor)
+    words = ("level", "levels", compressor.level_word)
+    table = _as_table(compression.REGISTRY, spelling)
     return {key: value for key, value in table.items() if key not in words}
 
 
-def _as_table(registry: Registry, given: Any) -> dict[str, Any]:
+def _as_table(registry: Registry, part: Any) -> dict[str, Any]:
     """The table of a configuration for a name, a table or an object."""
-    if isinstance(given, str):
-        return {"name": given}
-    if isinstance(given, Mapping):
-        if not isinstance(given.get("name"), str) and registry is not optimizers.CLASSES:
-            raise unexpected_value(registry.kind, dict(given), "a name, or a table with a name")
-        return dict(given)
-    if given is None or isinstance(given, int | float | type):
+    if isinstance(part, str):
+        return {"name": part}
+    if isinstance(part, Mapping):
+        if not isinstance(part.get("name"), str) and registry is not optimizers.CLASSES:
+            raise unexpected_value(registry.kind, dict(part), "a name, or a table with a name")
+        return dict(part)
+    if part is None or isinstance(part, int | float | type):
         expected = "a name, a table with a name, or an object"
-        raise unexpected_value(registry.kind, given, expected)
-    return registry.table(given)
+        raise unexpected_value(registry.kind, part, expected)
+    return registry.table(part)
 
 
-def _optimizer_config(given: Any) -> OptimizerConfig:
+def _optimizer_config(optimizer: Any) -> OptimizerConfig:
     """The optimiser's part of the configuration."""
-    if isinstance(given, OptimizerConfig):
-        return given
-    table = {"lr": 0.1} if given is None else _as_table(optimizers.CLASSES, given)
-    if isinstance(given, Optimizer):
-        kind = type(given).__name__.lower()
+    if isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    table = {"lr": 0.1} if optimizer is None else _as_table(optimizers.CLASSES, optimizer)
+    if isinstance(optimizer, Optimizer):
+        kind = type(optimizer).__name__.lower()
         raise ConfigError(
             "optimizer: the copy of the model that is trained has other parameters than a torch "
             f'optimiser that exists: write optimizer={{"name": "{kind}", "lr": ...}}'

@@ -20,7 +20,7 @@ REMEDY = "remove it before, or give its class a __deepcopy__"
 
 
 def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy; what a pass has computed is a tensor of its own, without a history.
+    """Copy a model deeply; what a pass has computed becomes a tensor of its own, without a history.
 
     Raises:
         ConfigError: an attribute of a module cannot be copied.
@@ -36,7 +36,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def find_computed(model: nn.Module) -> dict[str, list[Tensor]]:
-    """The tensors with a history that modules keep, by the names of the attributes."""
+    """Find the tensors with a history that modules keep, by the names of the attributes."""
     found = {
         name: [t for t in _tensors_in(value, set()) if t.grad_fn is not None]
         for name, value in _attributes(model)
@@ -45,7 +45,7 @@ def find_computed(model: nn.Module) -> dict[str, list[Tensor]]:
 
 
 def attribute_tensors(model: nn.Module, name: str) -> list[Tensor]:
-    """The tensors that an attribute of a module keeps, by its name; empty if it is gone."""
+    """Return the tensors that an attribute of a module keeps, by its name; empty if it is gone."""
     path, _, own = name.rpartition(".")
     return [*_tensors_in(vars(model.get_submodule(path)).get(own), set())]
 

@@ -252,7 +252,7 @@ class _LossAlong:
         self.weighted = weighted
 
     def gradient(self) -> tuple[float, list[Tensor]]:
-        """The loss at the present parameters, and its gradient."""
+        """Return the loss at the present parameters, and its gradient."""
         self.forwards += 1
         total = torch.zeros((), dtype=torch.float64)
         flat = torch.cat([torch.zeros_like(p).flatten() for p in self.parameters])

@@ -137,12 +137,13 @@ class _Ends(NamedTuple):
     smallest: int
 
     def among(self, count: int) -> list[int]:
-        """Indices of the wanted ones in an ascending list of `count` values (each once)."""
+        """Return the indices of the wanted ones in an ascending list of `count` values (each
+        once)."""
         top = range(max(count - self.largest, 0), count)
         return sorted({*top, *range(min(self.smallest, count))})
 
     def after_restart(self, size: int, capacity: int) -> list[int]:
-        """The wanted ones, and their neighbours up to half of the room."""
+        """Return the indices of the wanted ones, and of their neighbours up to half of the room."""
         spare = max((capacity - sum(self)) // 2 - 1, 0)
         share = spare * self.largest // sum(self)
         more = self.smallest + spare - share if self.smallest else 0

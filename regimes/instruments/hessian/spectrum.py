@@ -107,10 +107,10 @@ def layer_eigenvalues(
         ConfigError: a layer that the model does not have; else as `eigenvalues`.
     """
     pairs = {}
-    for name, places in _locate_layers(hessian, layers).items():
+    for name, indices in _locate_layers(hessian, layers).items():
         pairs[name] = lanczos(
-            hessian.block(*places),
-            sum(hessian.parameters[i].numel() for i in places),
+            hessian.block(*indices),
+            sum(hessian.parameters[i].numel() for i in indices),
             tolerance=tolerance,
             max_products=max_products,
             max_seconds=max_seconds,

@@ -89,7 +89,7 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         """Train runs, ``jobs`` at a time, until all is resolved or the budget is spent, and return
         what was found."""
         self.jobs = jobs
-        return self.found(self.run_rounds(budget, show))
+        return self.conclude(self.run_rounds(budget, show))
 
     def may_fail(self, run: Run, error: str) -> bool:
         return run[0] is not None and super().may_fail(run, error)  # a trunk ends
@@ -131,26 +131,26 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
     def check_result(self, run: Run, result: Any) -> None:
         expect(result is None or (isinstance(result, str) and run[0] is not None))
 
-    def found(self, log: SearchLog[Run]) -> Harm:
+    def conclude(self, log: SearchLog[Run]) -> Harm:
         """Return what the rounds have found, with bytes, rates and ladders."""
-        first, known = self.record((None, 0)), self.known(log)
+        first, evidence = self.record((None, 0)), self.judge(log)
         rates = mean_rates(first)
         # by pulse, the share of the trunk's bytes that is not sent, a mean over seeds
         shares: dict[Pulse, list[float]] = {}
-        for (pulse, number), harm in known.harms.items():
+        for (pulse, number), harm in evidence.harms.items():
             if pulse is not None and not math.isinf(harm):
                 pair = self.record((pulse, number)), self.record((None, number))
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
-        found = replace(
-            super().found(log),
+        answer = replace(
+            super().conclude(log),
             unit=unit_name(first.config),
             saved={pulse: statistics.fmean(of_seeds) for pulse, of_seeds in shares.items()},
             rates=[rate / (max(rates) or 1.0) for rate in rates],
         )
-        found = replace(found, ladders=ladders_of(found, first))
-        seeds = 1 + max(number for _, number in known.harms)
-        return replace(found, grid=grid_toml(found, self.trunk, seeds) if found.ladders else "")
+        answer = replace(answer, ladders=ladders_of(answer, first))
+        seeds = 1 + max(number for _, number in evidence.harms)
+        return replace(answer, grid=grid_toml(answer, self.trunk, seeds) if answer.ladders else "")
 
 
 def facts_of_trunk(run: Record) -> Facts:

@@ -304,13 +304,13 @@ class HarmEvidence:
         tried, the window that they divide."""
         windows = self.windows(arm)
         untried = {window for window in windows if not self.of(window).n}
-        found: list[Pulse] = []
+        phases: list[Pulse] = []
         for window in windows:
             whole = self.divided(window)
             known = whole if whole and {*self.rules.halves(whole)} <= untried else window
-            if known not in found:
-                found.append(known)
-        return found
+            if known not in phases:
+                phases.append(known)
+        return phases
 
     def divided(self, half: Pulse) -> Pulse | None:
         """Return the window that was tried and then divided into this one and another; None if
@@ -328,13 +328,13 @@ class HarmEvidence:
         """Join all safe windows of an arm into one pulse, then all without the one of the largest
         harm per unit, and so on; each pulse has two windows or more."""
         safe = [pulse for pulse in self.windows(arm) if self.of(pulse).call == "safe"]
-        found = []
+        unions = []
         while len(safe) > 1:
             spans = _join_spans([pulse.spans[0] for pulse in safe])
             if len(spans) == 1 or arm in self.rules.several:
-                found.append(Pulse(arm, spans))
+                unions.append(Pulse(arm, spans))
             safe.remove(max(safe, key=lambda pulse: self.of(pulse).harm / pulse.length))
-        return found
+        return unions
 
     def best(self, arm: str) -> Pulse | None:
         """Return the pulse of the most units that was shown to be safe as a whole; of several, the
@@ -379,12 +379,12 @@ def _join_spans(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
     >>> _join_spans([(0, 2), (2, 3), (5, 6)])
     ((0, 3), (5, 6))
     """
-    found: list[tuple[int, int]] = []
+    spans_apart: list[tuple[int, int]] = []
     for first, stop in sorted(spans):
-        if found and found[-1][1] == first:
-            first = found.pop()[0]
-        found.append((first, stop))
-    return tuple(found)
+        if spans_apart and spans_apart[-1][1] == first:
+            first = spans_apart.pop()[0]
+        spans_apart.append((first, stop))
+    return tuple(spans_apart)
 
 
 # -- what next -------------------------------------------------------------------------------

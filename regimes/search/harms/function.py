@@ -53,7 +53,7 @@ class FunctionSearch(HarmSearch):
 
     def search(self, budget: SearchBudget, show: Show) -> Harm:
         """Train runs until all is resolved or the budget is spent, and return what was found."""
-        return self.found(self.run_rounds(budget, show))
+        return self.conclude(self.run_rounds(budget, show))
 
     def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
         """Call the function for each of these runs.

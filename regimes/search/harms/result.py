@@ -85,21 +85,21 @@ class Harm:
         rows = []
         for arm in self.known.rules.arms:
             for pulse in self.known.phases(arm):
-                found = self.known.of(pulse)
+                verdict = self.known.of(pulse)
                 ((first, stop),) = pulse.spans
-                row = {"arm": arm, "first": first, "last": stop - 1, "call": WORDS[found.call]}
-                row |= {"harm": found.harm, "ci_low": found.low, "ci_high": found.high}
-                row |= {"n": found.n, "needed": found.needed, "minutes": self._minutes(pulse)}
+                row = {"arm": arm, "first": first, "last": stop - 1, "call": WORDS[verdict.call]}
+                row |= {"harm": verdict.harm, "ci_low": verdict.low, "ci_high": verdict.high}
+                row |= {"n": verdict.n, "needed": verdict.needed, "minutes": self._minutes(pulse)}
                 row["saved"] = self.saved.get(pulse, math.nan)
                 rows.append(row | _columns_of(self.known.lost_time(pulse)))
         return pd.DataFrame(rows)
 
     def _minutes(self, pulse: Pulse) -> float:
         """Until a pulse is decided; 0 where it is."""
-        found = self.known.of(pulse)
-        if found.call != "open":
+        verdict = self.known.of(pulse)
+        if verdict.call != "open":
             return 0.0
-        needed = found.needed or (LEAST if found.n < LEAST else None)
+        needed = verdict.needed or (LEAST if verdict.n < LEAST else None)
         if needed is None:
             return math.inf
         return self.known.cost(self.known.missing(pulse, needed)) * self.minutes
@@ -171,26 +171,26 @@ class Harm:
         return f"{word} {first}" if first == last else f"{word}s {first}-{last}"
 
     def _said(self, pulse: Pulse) -> str:
-        found, margin = self.known.of(pulse), self.known.rules.margin
-        unit, interval = self.shown.unit, self._interval(found)
-        if found.harm == math.inf:
+        verdict, margin = self.known.of(pulse), self.known.rules.margin
+        unit, interval = self.shown.unit, self._interval(verdict)
+        if verdict.harm == math.inf:
             return "the training breaks: a loss is not finite"
-        if found.call == "safe":
+        if verdict.call == "safe":
             return f"harm < {self.number(margin)} {unit} (95 %): {interval}"
-        if found.call == "harmful":
+        if verdict.call == "harmful":
             return interval
-        if not found.n:
+        if not verdict.n:
             words = f"not tried: {self._time(pulse)} for {LEAST} seeds"
             if (whole := self.known.divided(pulse)) is None:
                 return words
             return f"{words}; {self.units(whole.spans[0])}: {self._interval(self.known.of(whole))}"
         time = self._time(pulse)
-        if found.n < LEAST:
-            seeds = f"{found.n} seed{'s' * (found.n > 1)}"
-            return f"{self.number(found.harm)} {unit}, {seeds}; {LEAST} at least, {time}"
-        if found.needed is None:
+        if verdict.n < LEAST:
+            seeds = f"{verdict.n} seed{'s' * (verdict.n > 1)}"
+            return f"{self.number(verdict.harm)} {unit}, {seeds}; {LEAST} at least, {time}"
+        if verdict.needed is None:
             return f"{interval}; if the mean stayed, {MOST_SEEDS} seeds would not decide"
-        return f"{interval}; {found.needed} seeds would decide, {time}"
+        return f"{interval}; {verdict.needed} seeds would decide, {time}"
 
     def _said_of_lost_time(self, beside: LostTime, pulse: Pulse) -> str:
         n = beside.lost.n
@@ -229,14 +229,14 @@ class Harm:
         if best is None:
             return f"{kind.text}: no phase is shown to be safe"
         spans = " and ".join(self.units(span) for span in best.spans)
-        found = self.known.of(best)
+        verdict = self.known.of(best)
         words = f"{kind.text} in {spans}"
         share = self.saved.get(best)
         if share is not None and abs(share) >= 0.005:
             words += f" saves {share:.0%} of the bytes" if share > 0 else " saves no bytes"
         every = next(iter(self.known.unions(arm)), None)
         if best in self.known.unions(arm):
-            words += f" (tried as a whole: {self._interval(found)})"
+            words += f" (tried as a whole: {self._interval(verdict)})"
         if every is not None and every != best:
             harm = self.known.of(every)
             tried = self._interval(harm) if harm.n else "not tried"

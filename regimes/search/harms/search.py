@@ -151,7 +151,7 @@ class HarmSearch(Search[Run]):
         if not log.rounds:
             runs: list[Run] = [(None, n) for n in range(int(min(self.jobs, LEAST, budget.runs)))]
         else:
-            evidence, parts = self.known(log), _parts_of(log)
+            evidence, parts = self.judge(log), _parts_of(log)
             if parts is None:
                 parts = parts_within(evidence.rules, budget)
                 evidence = HarmEvidence(replace(evidence.rules, parts=parts), evidence.harms)
@@ -159,7 +159,7 @@ class HarmSearch(Search[Run]):
         plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
         return runs, {"runs": plain, "parts": parts}
 
-    def known(self, log: SearchLog[Run]) -> HarmEvidence:
+    def judge(self, log: SearchLog[Run]) -> HarmEvidence:
         """Judge what the rounds say.
 
         Raises:
@@ -191,11 +191,11 @@ class HarmSearch(Search[Run]):
         harms = {run: 0.0 if run[0] is None else self.harm_of(run, log) for run in log.ended}
         return HarmEvidence(rules, harms)
 
-    def found(self, log: SearchLog[Run]) -> Harm:
+    def conclude(self, log: SearchLog[Run]) -> Harm:
         """Return what the rounds have found, without bytes and rates."""
-        known, facts = self.known(log), self.facts_of(log)
-        minutes = log.seconds / 60 / known.cost(log.ended)
-        return Harm(known, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
+        evidence, facts = self.judge(log), self.facts_of(log)
+        minutes = log.seconds / 60 / evidence.cost(log.ended)
+        return Harm(evidence, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
 
 
 def _parts_of(log: SearchLog[Run]) -> int | None:
@@ -214,7 +214,7 @@ def _pulse_of(plain: Any) -> Pulse | None:
     if plain is None:
         return None
     arm, spans = plain
-    found = tuple((as_whole(first), as_whole(stop)) for first, stop in spans)
-    ends = [end for span in found for end in span]
+    units = tuple((as_whole(first), as_whole(stop)) for first, stop in spans)
+    ends = [end for span in units for end in span]
     expect(isinstance(arm, str) and bool(ends) and ends == sorted({*ends}))
-    return Pulse(arm, found)
+    return Pulse(arm, units)

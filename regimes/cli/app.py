@@ -79,7 +79,7 @@ def check_no_empty_word(words: Sequence[str]) -> None:
 
 
 def list_options(command: Any) -> set[str]:
-    """The names of a command's parameters; ``job`` stands for the fields of `JobOptions`."""
+    """List the names of a command's parameters; ``job`` stands for the fields of `JobOptions`."""
     known = {*inspect.signature(command).parameters}
     if "job" in known:
         known |= {field.name for field in dataclasses.fields(JobOptions)} - {"job"}
@@ -105,15 +105,13 @@ def _find_field(key: str) -> str:
         return key
     tables = ("optimizer", "model", "data")
     of_configuration = (f"{table}.{key}" for table in tables if key in plain[table])
-    return next(of_configuration, f"policy.{key}" if key in _policy_fields() else "")
-
-
-def _policy_fields() -> set[str]:
-    """The fields of all policies, which a configuration sets as ``policy.FIELD``."""
+    if field := next(of_configuration, ""):
+        return field
     from regimes.policies import REGISTRY
 
-    found = (dataclasses.fields(REGISTRY.dataclass(name)) for name in REGISTRY)
-    return {field.name for fields in found for field in fields if field.init}
+    policies = (dataclasses.fields(REGISTRY.dataclass(name)) for name in REGISTRY)
+    known = {field.name for fields in policies for field in fields if field.init}
+    return f"policy.{key}" if key in known else ""
 
 
 def welcome_plug_ins() -> None:

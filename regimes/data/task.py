@@ -26,7 +26,7 @@ from regimes.data import models
 
 
 class Batches(ABC):
-    """The training batches of a run at one batch size (see ``images.ImageBatches``)."""
+    """Gives the training batches of a run at one batch size (see ``images.ImageBatches``)."""
 
     dtype: torch.dtype
     workers: int
@@ -41,13 +41,14 @@ class Batches(ABC):
     def epoch(
         self, epoch: int, workers: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
+        """Yield inputs and targets ``[L, b, ...]`` of some workers, from step ``start`` on."""
 
     def __len__(self) -> int:
         return self.steps
 
     def rebatched(self, batch_size: int, workers: int | None = None) -> Any:  # of the same class
-        """The same samples in the same order, in batches of another size; copies no tensor."""
+        """Return the same samples in the same order, in batches of another size; copies no
+        tensor."""
         other = copy.copy(self)
         other.workers = workers or self.workers
         other._set(batch_size)
@@ -55,8 +56,8 @@ class Batches(ABC):
 
 
 class Shuffled(Batches):
-    """Samples in a new order each epoch: step k takes the next W x b, and of these worker w takes
-    the positions w, w + W, w + 2 W, ..."""
+    """Gives samples in a new order each epoch: step k takes the next W x b, and of these worker w
+    takes the positions w, w + W, w + 2 W, ..."""
 
     seed: int
     count: int  # samples per epoch
@@ -65,7 +66,7 @@ class Shuffled(Batches):
     unit: ClassVar[str]  # of a sample, in errors
 
     def order(self, epoch: int) -> Int64[Tensor, " n"]:
-        """The permutation of one epoch, on the CPU."""
+        """Draw the permutation of one epoch, on the CPU."""
         key = epoch if self.reshuffle else 0
         return torch.randperm(self.count, generator=make_generator(self.seed, "order", key))
 
@@ -94,6 +95,8 @@ ALONE = World(1).evaluators
 
 @runtime_checkable
 class Task(Protocol):
+    """Says what a run trains on: a data set, the network for it, the loss and the metric."""
+
     metric: str  # "accuracy", "perplexity" or "bits per byte"
     digest: str  # SHA-256 of all samples, compared between processes
     size: int  # training samples
@@ -102,16 +105,16 @@ class Task(Protocol):
 
     @property
     def classes(self) -> int:
-        """The number of outputs of the network."""
+        """Return the number of outputs of the network."""
 
     def header(self) -> dict[str, Any]:
-        """The data's entry in the record's header."""
+        """Return the data's entry in the record's header."""
 
     def build(self, config: RunConfig) -> nn.Module:
-        """The network, initialised from the run's seed alone."""
+        """Build the network, initialised from the run's seed alone."""
 
     def batches(self, config: RunConfig, device: torch.device, dtype: torch.dtype) -> Batches:
-        """The training batches at ``config.batch_size``."""
+        """Make the training batches at ``config.batch_size``."""
 
     def evaluate(
         self,
@@ -120,8 +123,8 @@ class Task(Protocol):
         dtype: torch.dtype,
         evaluators: Evaluators = ALONE,
     ) -> tuple[float, float]:
-        """(mean loss in nats, metric) on the test set, in evaluation mode. A collective call: the
-        same bits on every process, whatever their number."""
+        """Return (mean loss in nats, metric) on the test set, in evaluation mode. A collective
+        call: the same bits on every process, whatever their number."""
 
     def validate(
         self,
@@ -130,27 +133,30 @@ class Task(Protocol):
         dtype: torch.dtype,
         evaluators: Evaluators = ALONE,
     ) -> tuple[float, float]:
-        """The same on the ``data.validation_size`` held-out samples; DataError without any."""
+        """Do the same on the ``data.validation_size`` held-out samples; DataError without any."""
 
     def extra_metrics(self, loss: float) -> dict[str, float]:
-        """Further metrics that follow from a mean test loss, by their names in the record."""
+        """Compute further metrics that follow from a mean test loss, by their names in the
+        record."""
 
     def probe(self, batches: Any, world: World, size: int, batch: int) -> list[Batch]:
-        """See `regimes.instruments.base.MeasurementContext`."""
+        """Return this process's part of ``size`` fixed training samples, in batches of ``batch``,
+        on which instruments measure."""
 
     def samples(self, batches: Any, seed: int, epoch: int, count: int, batch: int) -> list[Batch]:
-        """See `regimes.instruments.base.MeasurementContext`."""
+        """Draw ``count`` batches of ``batch`` training samples of an epoch, for instruments; the
+        seed and the epoch decide which."""
 
 
 def own_batches(evaluators: Evaluators) -> Iterator[int]:
-    """Indices of this process's evaluation batches: every P-th, for P processes."""
+    """Count the indices of this process's evaluation batches: every P-th, for P processes."""
     return itertools.count(evaluators.rank, evaluators.processes)
 
 
 def sum_over_processes(
     evaluators: Evaluators, own: Mapping[int, Float64[Tensor, " k"]]
 ) -> list[float]:
-    """The sums of ``k`` numbers over all batches of an evaluation, on every process.
+    """Sum ``k`` numbers over all batches of an evaluation, on every process.
 
     Args:
         own: of this process's batches, by batch number.
@@ -167,7 +173,8 @@ def sum_over_processes(
 
 
 def probe_share(world: World, size: int, batch: int, available: int, source: str) -> slice:
-    """This process's equal part, in full batches, of a probe of ``size`` samples."""
+    """Return this process's equal part, in full batches, of a probe of ``size`` samples;
+    ConfigError if there is none."""
     share = batch * world.processes
     if not 0 < size <= available or size % share:
         raise ConfigError(
@@ -182,7 +189,7 @@ def probe_share(world: World, size: int, batch: int, available: int, source: str
 def draw_distinct(
     seed: int, epoch: int, count: int, below: int, what: str
 ) -> Int64[Tensor, " count"]:
-    """Distinct random integers from 0 to ``below`` - 1."""
+    """Draw distinct random integers from 0 to ``below`` - 1; ConfigError if there are too few."""
     if count > below:
         raise ConfigError(f"{what}: the training data hold {below}, expected at least {count}")
     return torch.randperm(below, generator=make_generator(seed, "samples", epoch))[:count]
@@ -191,7 +198,8 @@ def draw_distinct(
 def training_batches(
     batches: Shuffled, seed: int, epoch: int, count: int, batch: int
 ) -> list[Batch]:
-    """``count`` random batches of an epoch as one worker trains on them, augmentation included."""
+    """Draw ``count`` random batches of an epoch as one worker trains on them, augmentation
+    included."""
     below = batches.count // batch
     steps = draw_distinct(seed, epoch, count, below, f"batches of {batch} {batches.unit}")
     alone = batches.rebatched(batch, workers=1)
@@ -205,7 +213,7 @@ def split_batches(x: Tensor, y: Tensor, batch: int) -> list[Batch]:
 
 
 def build_network(model: ModelConfig, seed: int, **shape: Any) -> nn.Module:
-    """The configured network for inputs of a shape, initialised from the run's seed alone."""
+    """Build the configured network for inputs of a shape, initialised from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
         return models.build_model(**vars(model), **shape)

@@ -25,7 +25,7 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS is not deterministic;
 
 
 class Numerics:
-    """The flags of one run, set until ``close``.
+    """Sets torch's flags for one run, until ``close`` restores them.
 
     Args:
         dtype, precision, evaluate_precision, deterministic, channels_last: of the configuration.
@@ -64,11 +64,12 @@ class Numerics:
             self._flags.enter_context(_deterministic())
 
     def training(self) -> AbstractContextManager[None]:
-        """Around a training step."""
+        """Return the context of a training step, in which TF32 may be allowed."""
         return _allow_tf32(True) if self.tf32 else nullcontext()
 
     def evaluation(self) -> AbstractContextManager[Any]:
-        """Around an evaluation: strict, or as a training step if the configuration says so."""
+        """Return the context of an evaluation: strict, or as a training step if the configuration
+        says so."""
         if not self.evaluates_as_trained:
             return nullcontext()
         return self.training() if self.autocast is None else self.autocast()

@@ -45,7 +45,7 @@ _HARDWARE_FIELDS = (*SAVING, "device", "graphs", "bucket_mb", "name", "role")
 
 @dataclass(frozen=True)
 class Phase:
-    """Units ``[first, stop)`` of a run.
+    """Describes the units ``[first, stop)`` of a run, which have one configuration.
 
     Attributes:
         config: of these units.
@@ -65,27 +65,27 @@ class Phase:
     trunk: Path | None = None
 
     def is_over(self, done: int) -> bool:
-        """Does another phase follow after so many units?"""
+        """Answer whether another phase follows after so many units."""
         return self.stop is not None and done >= self.stop
 
     def config_before(self, done: int) -> RunConfig:
-        """The configuration of the last of so many units."""
+        """Return the configuration of the last of so many units."""
         everything = [*self.earlier, (self.first, self.config)]
         return [config for first, config in everything if first < max(done, 1)][-1]
 
     @property
     def left_out(self) -> bool:
-        """Are its units recorded, but not trained?"""
+        """Answer whether its units are recorded, but not trained."""
         return self.config.branch is not None and bool(self.config.branch.skip)
 
     @property
     def has_changed(self) -> bool:
-        """Did earlier units use another configuration?"""
+        """Answer whether earlier units used another configuration."""
         return any(differing_fields(config, self.config) for _, config in self.earlier)
 
     def ends_local_steps(self, done: int) -> bool:
-        """Must the workers synchronise after so many units, because the next phase has other rules
-        for it?"""
+        """Answer whether the workers must synchronise after so many units, because the next phase
+        has other rules for it."""
         after = self.following
         if after is None or done != self.stop:
             return False
@@ -93,12 +93,13 @@ class Phase:
 
 
 def differing_fields(before: RunConfig, after: RunConfig) -> dict[str, Any]:
-    """The first one's values of the fields that decide numbers and are others in the second."""
+    """Return the first one's values of the fields that decide numbers and are others in the
+    second."""
     return changed_fields(to_dict(before), to_dict(after))
 
 
 def list_phases(config: RunConfig, branch: BranchConfig, out: Path) -> list[Phase]:
-    """The phases that a branch in a folder trains itself.
+    """List the phases that a branch in a folder trains itself.
 
     Raises:
         ConfigError: the state of its trunk cannot be continued under a branch's configuration.
@@ -137,9 +138,10 @@ def check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None
         table = field.partition(".")[0]
         fixed = table in _FIXED and field not in _FREE
         needs = {*([NEW_START] if fixed else []), *([OWN_LENGTH] if table in _LENGTH else [])}
-        parts.append(
-            Part(field, needs, _field_value(after, field), "none" if old is None else repr(old))
-        )
+        value: Any = to_dict(after)
+        for key in field.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        parts.append(Part(field, needs, value, "none" if old is None else repr(old)))
     if branch.skip is not None:
         require(branch.skip, "branch.skip", branch.skip, "true, or no such key")
         require(branch.length is not None, "branch.length", None, "a number with branch.skip")
@@ -155,17 +157,10 @@ def check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None
         require(whole, "batch_size", after.batch_size, expected)
 
 
-def _field_value(config: RunConfig, field: str) -> Any:
-    value: Any = to_dict(config)
-    for key in field.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
 def branch_config(
     trunk: Path, branch: BranchConfig, settings: Mapping[str, Any] | Sequence[str], out: Path
 ) -> RunConfig:
-    """The configuration of a branch in folder ``out``: its trunk's at the unit, changed.
+    """Make the configuration of a branch in folder ``out``: its trunk's at the unit, changed.
 
     Raises:
         ConfigError: an unknown key, a wrong type, a setting without "=".

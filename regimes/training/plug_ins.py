@@ -46,7 +46,7 @@ FIELDS: dict[str, tuple[frozenset[str], str]] = {
 
 @dataclass(frozen=True)
 class PlugIns:
-    """The plug-ins that a configuration names, checked against its levels.
+    """Holds the plug-ins that a configuration names, checked against its levels.
 
     Attributes:
         config: the configuration.
@@ -102,26 +102,26 @@ class PlugIns:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """The policies that there are, by field."""
+        """Return the policies that there are, by field."""
         rules = {name: getattr(self, name) for name in _POLICIES}
         return {name: rule for name, rule in rules.items() if rule is not None}
 
     @property
     def policy_needs(self) -> list[str]:
-        """The statistics that the policies read."""
+        """Return the statistics that the policies read."""
         return [need for rule in self.policies.values() for need in rule.needs]
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """The batch sizes of the run, by field: first the usual one, which all others are multiples
-        of, then those that a batch policy may choose."""
+        """Return the batch sizes of the run, by field: first the usual one, which all others are
+        multiples of, then those that a batch policy may choose."""
         levels = {} if self.batch_policy is None else self.config.batch_levels
         more = {f"batch_levels.{name}": size for name, size in levels.items()}
         return {"batch_size": self.config.batch_size, **more}
 
     @property
     def periods(self) -> set[int]:
-        """The periods that a sync policy may choose; none without one."""
+        """Return the periods that a sync policy may choose; none without one."""
         rule, levels = self.sync_policy, self.config.sync_levels
         return set() if rule is None else {period_of(name, levels) for name in rule.names}
 
@@ -131,7 +131,7 @@ class PlugIns:
         capabilities.check(self.parts(), modes)
 
     def parts(self) -> list[Part]:
-        """Everything in the configuration that needs something.
+        """List everything in the configuration that needs something.
 
         Raises:
             ConfigError: an instrument that does not exist, or has wrong fields.
@@ -161,7 +161,7 @@ class PlugIns:
         return parts
 
     def modes(self, device: torch.device | None = None, processes: int = 1) -> list[Mode]:
-        """The modes in which the configuration runs, as far as they are known before model and
+        """List the modes in which the configuration runs, as far as they are known before model and
         data.
 
         Args:
@@ -197,7 +197,7 @@ class PlugIns:
             require(first < count, field, first, expected)
 
     def window_starts(self, deficit: deficits.Deficit | None = None) -> Iterator[tuple[str, int]]:
-        """(field, first unit) of each window, the windows of single layers included."""
+        """Yield (field, first unit) of each window, the windows of single layers included."""
         fields = {} if deficit is None else {"deficit.windows": deficit.windows}
         for table, rule in self.policies.items():
             if isinstance(rule, Windows):  # others may have fields of these names for another thing
@@ -230,7 +230,7 @@ def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:
 
 
 def outer_parts(outer: OuterConfig) -> Iterator[Part]:
-    """What a synchronisation after local steps does."""
+    """List what a synchronisation after local steps does that needs something."""
     if outer != OuterConfig():
         yield Part("outer", {WORKER_MODELS})
     if outer.delay:

@@ -72,7 +72,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
 
 
 def remaining_phases(phases: list[Phase], out: Path) -> list[Phase]:
-    """The phases that a run in a folder, which is resumed, has not completed."""
+    """Return the phases that a run in a folder, which is resumed, has not completed."""
     done = 0
     if len(phases) > 1:
         rows = _read_finished_rows(out)
@@ -175,9 +175,11 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
 def _make_header(run: Run) -> Header:
     config, steps, budget = run.config, len(run.batches), run.config.budget
     levels = {name: run.level_value(name) for name in config.levels}
+    # classes and functions of the run that its configuration does not name
+    own = [*{type(part) for part in run.model.modules()}, *getattr(run.task, "functions", ())]
     header = build_header(
         to_dict(config),
-        provenance.describe_code(to_dict(config), _own_classes(run)),
+        provenance.describe_code(to_dict(config), own),
         run.world,
         run.device,
         run.layers,
@@ -196,11 +198,6 @@ def _make_header(run: Run) -> Header:
     if run.phase.trunk is not None:
         header |= cast("Header", _describe_trunk(run, run.phase.trunk))
     return header
-
-
-def _own_classes(run: Run) -> list[Any]:
-    """Classes and functions of the run that its configuration does not name."""
-    return [*{type(part) for part in run.model.modules()}, *getattr(run.task, "functions", ())]
 
 
 def _first_rate(run: Run) -> float:

@@ -19,7 +19,7 @@ MOST_EPOCHS = 10_000_000
 
 @dataclass(frozen=True)
 class Bounds:
-    """Finite numbers within limits, and how an error describes them."""
+    """Limits finite numbers, and says how an error describes the limits."""
 
     text: str
     low: float = -inf  # the least; ``above`` excludes the limit itself
@@ -32,8 +32,8 @@ class Bounds:
 
 
 class Bounded:
-    """Base of dataclasses that raise ConfigError, when made, for the first of their fields with a
-    number outside the bounds in its annotation."""
+    """Raises ConfigError, when made, for the first field with a number outside the bounds in its
+    annotation: a base of dataclasses."""
 
     bounds_prefix: ClassVar[str] = ""  # of the field in the error, e.g. "policy."
 

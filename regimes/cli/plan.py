@@ -20,7 +20,6 @@ def plan(
     links: Annotated[Path | None, LEFT_OUT] = None,
     seconds: Annotated[float | str | None, named("SECONDS"), LEFT_OUT] = None,
     curve: Annotated[Path | None, LEFT_OUT] = None,
-    loss: Annotated[float | None, LEFT_OUT] = None,
     step: Annotated[str | None, named("SECONDS"), LEFT_OUT] = None,
     gpus: int = 1,
     methods: Annotated[tuple[str, ...] | None, named("METHOD"), LEFT_OUT] = None,
@@ -44,7 +43,6 @@ def plan(
             what a method can do in it. Default as long as the configured training takes dense.
         curve: losses in the ends of earlier dense trainings, a CSV file of steps and losses, or a
             folder of records; the loss after the seconds is then said.
-        loss: not used since version 0.5, because the fastest method reaches any loss first.
         step: seconds of one worker's step without communication, e.g. 0.4s; default timed here.
         gpus: number of devices in a node; each worker is one.
         methods: methods to compare, COMPRESSOR:LEVEL, and /PERIOD for local steps, e.g. powersgd:4
@@ -73,7 +71,6 @@ def plan(
             gpus=gpus,
             seconds=seconds,
             curve=curve,
-            loss=loss,
             step=step,
             methods=methods,
             probe=dict(read_pairs(probe, "--probe")) or None,

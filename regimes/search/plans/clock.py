@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 SPREAD, RUNS = 0.1, 2.0  # of the logarithm of a seed's clock, and as many runs as that counts for
 DRIFT, STILL = 0.35, 0.02  # change of that logarithm with each doubling: DRIFT (1 - k) + STILL
@@ -81,7 +81,7 @@ class DenseCurve:
 
 @dataclass(frozen=True)
 class Clock:
-    """A method's clock, with its 95 % interval.
+    """A method's clock, or its speed, with the 95 % interval.
 
     Attributes:
         n: seeds.
@@ -94,16 +94,16 @@ class Clock:
     n: int
     known: bool = True
 
-    @property
-    def width(self) -> float:
-        """Of the interval, as a share of the clock."""
-        return (self.high - self.low) / self.mean
+    def __mul__(self, ratio: float) -> Clock:
+        """The speed of a method, from the ratio of dense's seconds of a step to its own."""
+        ends = {name: ratio * getattr(self, name) for name in ("mean", "low", "high")}
+        return replace(self, **ends)
 
-    def __str__(self) -> str:
-        """ "0.81 [0.74, 0.88]"."""
+    def __format__(self, digits: str) -> str:
+        """ "0.81 [0.74, 0.88]", each number with such digits."""
         if not self.known:
-            return f"< {self.mean:.2f}"
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+            return f"< {self.mean:{digits}}"
+        return f"{self.mean:{digits}} [{self.low:{digits}}, {self.high:{digits}}]"
 
 
 DENSE = Clock(1.0, 1.0, 1.0, 0)
@@ -137,6 +137,6 @@ def estimate_clock(
     sigma, free = spread
     mean = statistics.fmean(logs)
     drift = (DRIFT * max(0.0, 1 - math.exp(mean)) + STILL) * abs(doublings)
-    half = float(student.ppf(0.975, free)) * math.hypot(sigma / math.sqrt(len(logs)), drift)
+    half = float(stdtrit(free, 0.975)) * math.hypot(sigma / math.sqrt(len(logs)), drift)
     low, high = math.exp(mean - half), math.exp(mean + half)
     return Clock(math.exp(mean if low > 1 else min(mean, 0.0)), low, high, len(logs))

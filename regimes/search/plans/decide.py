@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from regimes.search.plans import clock
@@ -28,19 +28,6 @@ MORE, LIKELY = 2, 3  # further seeds for which time is kept, of so many methods
 
 
 @dataclass(frozen=True)
-class Speed:
-    """How many times as fast as dense a method comes to a loss, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """ "2.1 [1.9, 2.4]"."""
-        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
-
-@dataclass(frozen=True)
 class PlanEvidence:
     """What is known of the methods.
 
@@ -50,7 +37,6 @@ class PlanEvidence:
         first: steps of dense's first runs.
         length: steps of the others, at first; 0: it is not chosen yet.
         losses: in their ends.
-        renewed: prices that were found later and count instead.
     """
 
     seconds: float
@@ -58,7 +44,6 @@ class PlanEvidence:
     first: int
     length: int
     losses: Losses
-    renewed: Mapping[str, Price] = field(default_factory=dict)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -73,13 +58,9 @@ class PlanEvidence:
         """In the order in which they were trained."""
         return [*dict.fromkeys(probe.seed for probe in self.losses)]
 
-    def price(self, method: str) -> Price:
-        """The latest one."""
-        return self.renewed.get(method, self.prices[method])
-
     def horizon(self, method: str) -> int:
         """Steps of a method in the training."""
-        return max(FEWEST, round(self.seconds / self.price(method).seconds))
+        return max(FEWEST, round(self.seconds / self.prices[method].seconds))
 
     @cached_property
     def _ends(self) -> Mapping[tuple[str, int], Mapping[float, Mapping[int, float]]]:
@@ -132,7 +113,7 @@ class PlanEvidence:
         return DenseCurve.of(points) if finite else None
 
     def _logs(self, method: str, length: int) -> list[float]:
-        """The logarithm of the clock of each seed; infinite where dense was never so bad."""
+        """The logarithm of the clock of each seed; -inf where dense was never so bad."""
         found = []
         for seed, loss in self.best_ends(method, length).items():
             curve = self.dense_curve(seed, length)
@@ -145,32 +126,28 @@ class PlanEvidence:
     def clocks(self) -> Mapping[str, Clock]:
         """Of the methods with a short run beside dense's; of several lengths the surest."""
         logs = {(m, n): self._logs(m, n) for m in self.methods[1:] for n in self.lengths(m)}
-        whole = [x for x in logs.values() if x and all(map(math.isfinite, x))]
-        spread, found = clock.pool_spread(whole), {self.dense: clock.DENSE}
-        for (method, length), values in logs.items():
-            if not values:
-                continue
-            if values in whole:
+        logs = {key: each for key, each in logs.items() if each}
+        spread = clock.pool_spread(each for each in logs.values() if min(each) > -math.inf)
+        found = {self.dense: clock.DENSE}
+        for (method, length), each in logs.items():
+            if min(each) > -math.inf:
                 doublings = math.log2(self.horizon(method) / length)
-                new = clock.estimate_clock(values, spread, doublings)
+                new = clock.estimate_clock(each, spread, doublings)
             else:
                 bound = self.dense_lengths[0] / length
-                new = Clock(bound, 0.0, bound, len(values), known=False)
-            before = found.get(method)
-            if before is None or (new.known >= before.known and new.width < before.width):
+                new = Clock(bound, 0.0, bound, len(each), known=False)
+            old, width = found.get(method), (new.high - new.low) / new.mean
+            if old is None or (new.known >= old.known and width < (old.high - old.low) / old.mean):
                 found[method] = new
         return found
 
     @cached_property
-    def speeds(self) -> Mapping[str, Speed]:
-        """Of the methods with a clock, the fastest first; of those that are as fast the one that
-        sends less."""
-        dense = self.price(self.dense).seconds
-        found = {}
-        for method, k in self.clocks.items():
-            times = dense / self.price(method).seconds
-            found[method] = Speed(times * k.mean, times * k.low, times * k.high)
-        order = sorted(found, key=lambda m: (-found[m].mean, self.price(m).bytes))
+    def speeds(self) -> Mapping[str, Clock]:
+        """How many times as fast as dense each method with a clock comes to a loss, the fastest
+        first; of those that are as fast the one that sends less."""
+        dense = self.prices[self.dense].seconds
+        found = {m: k * (dense / self.prices[m].seconds) for m, k in self.clocks.items()}
+        order = sorted(found, key=lambda m: (-found[m].mean, self.prices[m].bytes))
         return {method: found[method] for method in order}
 
     @property
@@ -196,6 +173,21 @@ class PlanEvidence:
         return several and not self.untried and len(self.rivals) == 1
 
 
+def expect_seconds(prices: Mapping[str, Price], start: float) -> tuple[float, float]:
+    """What all short runs of one length take here: without their steps, and for each step that a
+    run has.
+
+    Args:
+        start: seconds that a run takes besides its steps.
+    """
+    dense, *others = (price.here for price in prices.values())
+    likely = sorted(others, reverse=True)[:LIKELY]
+    lengths = 1 + 1 / 2 + 1 / QUARTER  # of dense, in those of the methods
+    steps = dense * (EXPECTED + MORE) * lengths + EXPECTED * sum(others) + MORE * sum(likely)
+    runs = (EXPECTED + MORE) * 3 + EXPECTED * len(others) + MORE * len(likely)
+    return start * runs, steps
+
+
 def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int:
     """The most steps of short runs for which there is time; 0: too little.
 
@@ -203,14 +195,8 @@ def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int
         start: seconds that a run takes besides its steps.
         left: seconds that there are, of all processes together.
     """
-    dense, *others = prices.values()
-    likely = sorted((price.here for price in others), reverse=True)[:LIKELY]
-    lengths = 1 + 1 / 2 + 1 / QUARTER  # of dense, in those of the methods
-    steps = dense.here * (EXPECTED + MORE) * lengths
-    steps += EXPECTED * sum(price.here for price in others) + MORE * sum(likely)
-    runs = (EXPECTED + MORE) * 3 + EXPECTED * len(others) + MORE * len(likely)
-    affordable = (left - start * runs) / steps if steps else 0.0
-    return max(0, math.floor(affordable))
+    starts, steps = expect_seconds(prices, start)
+    return max(0, math.floor((left - starts) / steps)) if steps else 0
 
 
 def next_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:

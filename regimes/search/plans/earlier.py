@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from regimes.base import inputs
 from regimes.base.config import DENSE
@@ -38,55 +38,39 @@ def read_curve(given: str | Path | Mapping[float, float]) -> dict[float, float]:
         points = _read_csv(Path(given))
     else:
         points = [point for run in load_all(given) for point in _tests(run)]
+    by_steps: dict[float, list[float]] = {}
     for steps, loss in points:
         require(math.isfinite(steps) and steps > 0, "curve: steps", steps, "a number above 0")
         require(math.isfinite(loss), f"curve: loss after {steps:g} steps", loss, "a finite number")
-    require(len(points) > 0, "curve", str(given), "one training or more")
-    by_steps: dict[float, list[float]] = {}
-    for steps, loss in points:
         by_steps.setdefault(steps, []).append(loss)
+    require(len(points) > 0, "curve", str(given), "one training or more")
     return {steps: statistics.fmean(by_steps[steps]) for steps in sorted(by_steps)}
 
 
 def _read_csv(path: Path) -> list[tuple[float, float]]:
     inputs.add_input(path)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
+        heading = bool(rows) and re.match(r"\s*[-+.\d]", rows[0][0]) is None
+        return [(float(row[0]), float(row[1])) for row in rows[heading:]]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--curve {path} cannot be read ({error}): {HOW}") from None
-    if rows and not _is_number(rows[0][0]):
-        rows = rows[1:]  # a heading
-    if not all(len(row) > 1 and _is_number(row[0]) and _is_number(row[1]) for row in rows):
-        raise ConfigError(f"--curve {path}: {HOW}, with a heading or without")
-    return [(float(row[0]), float(row[1])) for row in rows]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    except (ValueError, IndexError):
+        raise ConfigError(f"--curve {path}: {HOW}, with a heading or without") from None
 
 
 def _tests(run: Record) -> list[tuple[float, float]]:
     run.check_finished()
-    sent = {name: of["bytes"] for name, of in (run.header.get("per_step") or {}).items()}
-    rows: list[Any] = run.rows
-    steps = sum(row["steps"] for row in rows)
-    whole = sent.get(DENSE, 0) * steps
-    require(
-        sum(row["bytes"] for row in rows) >= 0.99 * whole,
-        f"curve: {run.folder}",
-        "compressed",
-        "a training without compression",
-    )
+    of_dense = (run.header.get("per_step") or {}).get(DENSE, {"bytes": 0})["bytes"]
+    whole = sum(row["bytes"] for row in run.rows) >= 0.99 * of_dense * sum(run.epochs["steps"])
+    none = "a training without compression"
+    require(whole, f"curve: {run.folder}", "compressed", none)
     metric, total, ends = tested_by(run), 0, list[tuple[float, float]]()
-    for row in rows:
+    for row in run.rows:
         total += row["steps"]
         if row["metric"] is not None:
             ends.append((total, metric.factor * row["metric"]))
     require(len(ends) > 0, "curve", str(run.folder), "a training that was tested")
-    fell = rows[-1]["lr"] < max(row["lr"] for row in rows)
+    fell = run.rows[-1]["lr"] < max(row["lr"] for row in run.rows)
     return ends[-1:] if fell else ends

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -14,36 +12,18 @@ from regimes.base.console.notebook import describe_kept_runs, end_in_one_sentenc
 from regimes.base.console.progress import shown_by
 from regimes.base.errors import require
 from regimes.collectives.launcher import read_launch
-from regimes.cost.job import WITHIN, parse_seconds, read_links
+from regimes.cost.job import WITHIN, DataParallelJob, parse_seconds, read_links
 from regimes.cost.methods import parse_method, parse_methods
-from regimes.cost.network import Network
+from regimes.cost.models import Model
+from regimes.cost.network import FASTEST, Network
 from regimes.records.files import record_folder
-from regimes.search.plans.decide import FEWEST
 from regimes.search.plans.earlier import read_curve
-from regimes.search.plans.priced import (
-    Links,
-    Price,
-    keep_faster,
-    price_methods,
-    renew_prices,
-    time_short_runs,
-)
-from regimes.search.plans.probes import in_steps
 from regimes.search.plans.result import Plan
-from regimes.search.plans.search import PlanSearch, decode_probes, read_prices
-from regimes.search.rounds import (
-    SearchBudget,
-    SearchLog,
-    Show,
-    as_whole,
-    expect,
-    read_log,
-    refuse_damage,
-)
+from regimes.search.plans.search import PlanSearch
+from regimes.search.rounds import SearchBudget, Show
 from regimes.search.subject import read_subject
 
 if TYPE_CHECKING:
-    from regimes.data.task import Task
     from regimes.job.given import GivenModel, HasSamples, Table
     from regimes.training.simulate import Training
 
@@ -64,7 +44,6 @@ def plan(
     links: str | Path | None = None,
     gpus: int = 1,
     seconds: float | str | None = None,
-    loss: float | None = None,
     curve: str | Path | Mapping[float, float] | None = None,
     step: float | str | None = None,
     methods: Sequence[str] | None = None,
@@ -95,7 +74,6 @@ def plan(
         seconds: how long the training may take, also as a text such as "20min". Its schedule is
             stretched to the steps that each method can take in this time. Default: as long as the
             configured training takes without compression.
-        loss: left out since version 0.5, because the fastest method reaches any loss first.
         curve: what earlier trainings without compression ended at: a CSV file of steps and losses,
             a folder of records, or losses by steps, in the unit of figures (percent, bits per
             byte). The answer then has the loss after the seconds also where the short runs are too
@@ -126,107 +104,51 @@ def plan(
         read_launch().count == 1, "plan", "under a launcher", "one process, which starts the runs"
     )
     require((link is None) != (links is None), "link, links", (link, links), "one of the two")
-    reached = "none: the method that is the most times as fast as dense reaches any loss first"
-    require(loss is None, "loss", loss, reached)
-    step = None if step is None else parse_seconds(step, "step")
-    seconds = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
-    where = _links(link, links, gpus, step)
+    compute = None if step is None else parse_seconds(step, "step")
+    span = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
     budget = SearchBudget(10.0 if minutes is None and runs is None else minutes, runs)
-    data = train_data, test_data
-    config, task = read_subject(what, *data, set, training)
-    require(config.workers > 1, "workers", config.workers, "2 or more: one exchanges nothing")
-    smaller = (
-        (config, task) if probe is None else _smaller(what, config, probe, data, set, training)
-    )
-    chosen = parse_methods(METHODS if methods is None else methods)
-    dense = parse_method(DENSE)
-    every = [dense, *(method for method in chosen if method != dense)]
+    config, task = read_subject(what, train_data, test_data, set, training)
+    job, short = _job(link, links, gpus, config.workers), (config, task)
+    if probe is not None and isinstance(what, str | RunConfig):
+        fields = "fields of the configuration"
+        require(isinstance(probe, Mapping), "probe", probe, fields)
+        short = override_fields(config, cast("Table", probe)), None
+    elif probe is not None:
+        require(callable(probe), "probe", probe, "a model for the same data")
+        short = read_subject(probe, train_data, test_data, set, training)
+    named = parse_methods(METHODS if methods is None else methods)
+    every = {DENSE: parse_method(DENSE), **{method.label: method for method in named}}
     given = {} if curve is None else read_curve(curve)
     out = record_folder(out)
-    question = {"link": str(where.between), "within": str(where.within), "gpus": gpus, "step": step}
-    question |= {"methods": [m.label for m in every], "seconds": seconds}
+    question = {"link": str(job.between), "within": str(job.within), "gpus": gpus, "step": compute}
+    question |= {"methods": [*every], "seconds": span}
     # the short runs' records tell one model from another
     question["probe"] = "a model" if callable(probe) else probe and dict(cast("Table", probe))
-    log, start = read_log(out, decode_probes), time.monotonic()
-    per_epoch, first, unrest = price_methods(config, every, where, task)
-    short = in_steps(smaller[0], per_epoch)
-    here = time_short_runs(short, every, smaller[1])
-    first = {name: replace(x, here=here.get(name, x.here)) for name, x in first.items()}
-    spent = time.monotonic() - start
-    first, now = _latest(out, log, first)
-    trained = in_steps(config, per_epoch)
-    span = float(trained.steps or 0) * first[DENSE].seconds if seconds is None else seconds
-    faster = keep_faster(every, first)
-    least = FEWEST * min(first[method.label].seconds for method in faster)
-    enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
-    require(span >= least, "seconds", span, enough)
-    left_out = tuple(method.label for method in every if method not in faster)
-    table = {method.label: method for method in faster}
-    search = PlanSearch(out, question, short, table, first, now, span, smaller[1], spent, jobs)
+    search = PlanSearch(
+        out, question, (config, task), short, every, job, compute, span, given, jobs
+    )
     with end_in_one_sentence(lambda: describe_kept_runs(out)), shown_by(show) as line:
-        log = search.search(budget, line)
-    return Plan(
-        search.known(log),
-        table,
-        left_out,
-        trained,
-        search.shown(log),
-        str(where.between),
-        given,
-        own=task is not None,
-        smaller=probe is not None,
-        budget=budget,
-        more=search.larger(budget, log),
-        unrest=unrest,
-        out=out,
-    )
+        return search.search(budget, line)
 
 
-def _latest(
-    out: Path, log: SearchLog[Any], timed: dict[str, Price]
-) -> tuple[dict[str, Price], dict[str, Price]]:
-    """The prices with which the plan in a folder began, and the latest ones."""
-    known = []
-    for each in log.rounds:
-        with refuse_damage(out, each.line):
-            if "prices" in each.facts:
-                known.append(read_prices(each.facts))
-            as_whole(log.rounds[0].facts["first"], 1)
-            as_whole(each.facts.get("length", 1), 1)
-            expect(known[-1].keys() == timed.keys())
-    return (known[0], renew_prices(known[-1], timed)) if known else (timed, timed)
-
-
-def _smaller(
-    what: Any,
-    config: RunConfig,
-    probe: Any,
-    data: tuple[Any, Any],
-    set: Mapping[str, Any] | None,
-    training: Mapping[str, Any],
-) -> tuple[RunConfig, Task | None]:
-    """The configuration and task of a smaller model."""
-    fields = isinstance(what, str | RunConfig)
-    good = isinstance(probe, Mapping) if fields else callable(probe)
-    expected = "fields of the configuration" if fields else "a model for the same data"
-    require(good, "probe", probe, expected)
-    return (
-        (override_fields(config, probe), None)
-        if fields
-        else read_subject(probe, *data, set, training)
-    )
-
-
-def _links(
-    link: str | Network | None, links: str | Path | None, gpus: int, step: float | None
-) -> Links:
+def _job(
+    link: str | Network | None, links: str | Path | None, gpus: int, workers: int
+) -> DataParallelJob:
+    """Where the training will run, with no model yet."""
+    require(workers > 1, "workers", workers, "2 or more: one exchanges nothing")
     require(gpus >= 1, "gpus", gpus, "at least 1")
-    if links is not None:
-        found = read_links(Path(links))
-        between = found.get("between") or found.get("within")
-        require(between is not None, "links", str(links), "a file with a link")
-        assert between is not None
-        return Links(between, found.get("within", WITHIN), gpus, step)
+    require(workers % gpus == 0, "gpus", gpus, f"a number that divides the {workers} workers")
+    found = {} if links is None else read_links(Path(links))
     between = Network.parse(link) if isinstance(link, str) else link
-    assert between is not None
-    return Links(between, WITHIN, gpus, step)
+    between = between or found.get("between") or found.get("within")
+    require(between is not None, "links", str(links), "a file with a link")
+    return DataParallelJob(
+        Model("", ()),
+        1.0,  # a step has its own seconds
+        1.0,
+        nodes=workers // gpus,
+        gpus=gpus,
+        within=found.get("within", WITHIN),
+        between=cast("Network", between),
+        algorithm=FASTEST,
+    )

@@ -7,14 +7,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from regimes.base.config import DENSE, AnyLevel, RunConfig
-from regimes.base.errors import ConfigError
 from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
-from regimes.cost.network import FASTEST, Network, Work
 from regimes.records import load
 from regimes.search import sweep
 from regimes.search.plans.probes import configure_probe
@@ -42,102 +40,50 @@ class Price:
     here: float
 
 
-@dataclass(frozen=True)
-class Links:
-    """Where the training will run.
-
-    Attributes:
-        between: the link of a node to the others.
-        within: of a device to the others of its node.
-        gpus: devices of a node; the workers are divided among as many nodes as are needed.
-        compute: seconds of one worker's step without communication; None: timed here.
-    """
-
-    between: Network
-    within: Network
-    gpus: int = 1
-    compute: float | None = None
-
-
-class Priced(NamedTuple):
-    """What the steps of a training take.
-
-    Attributes:
-        per_epoch: steps of an epoch.
-        prices: by a method's label.
-        unrest: of `cost.measure.Timed`.
-    """
-
-    per_epoch: int
-    prices: dict[str, Price]
-    unrest: float
-
-
 def price_methods(
-    config: RunConfig, methods: Sequence[Method], links: Links, task: Task | None = None
-) -> Priced:
+    config: RunConfig,
+    methods: Sequence[Method],
+    job: DataParallelJob,
+    compute: float | None = None,
+    task: Task | None = None,
+) -> tuple[int, dict[str, Price], float]:
     """Time a few steps of one worker on this machine, and the compression of each method, and
     price them.
 
+    Args:
+        job: where the training will run; its model and its seconds do not count.
+        compute: seconds of one worker's step there without communication; None: as timed here.
+
+    Returns:
+        The steps of an epoch, the prices by a method's label, and the unrest of
+        `cost.measure.Timed`.
+
     Raises:
-        ConfigError: workers that do not fill their nodes, or what a run would refuse.
+        ConfigError: what a run would refuse.
     """
     from regimes.cost.measure import time_steps  # torch, so late
     from regimes.training.build import prepare_run
 
-    workers = config.workers
-    if workers % links.gpus:
-        raise ConfigError(f"gpus {links.gpus} does not divide the {workers} workers")
     plain = replace(config, instruments={}, reporters=(), sync_levels={}, sync_policy=None)
     with contextlib.closing(prepare_run(plain, task)):  # no local steps: one copy of the model
         pass  # what a run refuses is refused before anything is timed
-    groups, configs = _by_compressor(methods), []
-    for group in groups:
-        levels: dict[str, AnyLevel] = {
-            str(method.level): method.level for method in group if method.level != DENSE
-        }
-        table = dict(group[0].table)
-        configs.append(
-            replace(plain, compressor=table if levels else plain.compressor, levels=levels)
-        )
-    per_epoch, found, layers, unrest = time_steps(configs, workers, task=task)
-    works = {
-        method.label: by_level[str(method.level)]
-        for group, by_level in zip(groups, found, strict=True)
-        for method in group
-    }
-    job = DataParallelJob(
-        Model(config.model.name, layers),
-        1.0,  # a step has its own seconds
-        1.0,
-        nodes=workers // links.gpus,
-        gpus=links.gpus,
-        within=links.within,
-        between=links.between,
-        algorithm=FASTEST,
-    )
-    prices = {m.label: _price(job, works[m.label], m, links.compute) for m in methods}
-    return Priced(per_epoch, prices, unrest)
-
-
-def _price(job: DataParallelJob, once: Work, method: Method, compute: float | None) -> Price:
-    """The price of a method whose step without local steps is ``once``.
-
-    Args:
-        compute: seconds of one worker's step on the device of the training; None: as timed here.
-            ``here`` is of this machine all the same, on which the probes are trained.
-    """
-    step = once.every(method.period)
-    here = job.nodes * job.gpus * step.compute + step.compress
-    there = step if compute is None else replace(step, compute=compute)
-    return Price(float(job.seconds(there)), job.bytes(there), here)
-
-
-def _by_compressor(methods: Sequence[Method]) -> list[list[Method]]:
-    found: dict[str, list[Method]] = {}
+    groups: dict[str, list[Method]] = {}
     for method in methods:
-        found.setdefault(repr(sorted(method.table.items())), []).append(method)
-    return list(found.values())
+        groups.setdefault(repr(sorted(method.table.items())), []).append(method)
+    configs = []
+    for group in groups.values():
+        levels: dict[str, AnyLevel] = {str(m.level): m.level for m in group if m.level != DENSE}
+        table = dict(group[0].table) if levels else plain.compressor
+        configs.append(replace(plain, compressor=table, levels=levels))
+    per_epoch, works, layers, unrest = time_steps(configs, config.workers, task=task)
+    job, prices = replace(job, model=Model(config.model.name, layers)), {}
+    for group, by_level in zip(groups.values(), works, strict=True):
+        for method in group:
+            step = by_level[str(method.level)].every(method.period)
+            there = step if compute is None else replace(step, compute=compute)
+            here = config.workers * step.compute + step.compress
+            prices[method.label] = Price(float(job.seconds(there)), job.bytes(there), here)
+    return per_epoch, {method.label: prices[method.label] for method in methods}, unrest
 
 
 def time_short_runs(

@@ -27,11 +27,9 @@ def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
     Raises:
         ConfigError: a branch, a run that ends by a budget of floats, or batches that grow.
     """
-    require(config.branch is None, "branch", config.branch and config.branch.of, "none in a plan")
-    require(
-        config.budget is None, "budget", config.budget and config.budget.level, "none in a plan"
-    )
-    require(config.batch_policy is None, "batch_policy", config.batch_policy, "none in a plan")
+    for name in ("branch", "budget", "batch_policy"):
+        given = getattr(config, name)
+        require(given is None, name, given, "none in a plan")
     optimizer, total = config.optimizer, config.steps or config.epochs * per_epoch
     changed: dict[str, Any] = {"per": "step"}
     if optimizer.warmup_steps is None and optimizer.warmup_from is not None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.base.config import DENSE, RunConfig, to_toml
-from regimes.base.errors import ConfigError
 from regimes.cost.methods import Method
 from regimes.job.spellings import spell_compressor
 from regimes.plotting.looks import Metric
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 RESTLESS = 0.5  # from which on what steps take here is not sure
 FAR = 2.0  # times the short runs beyond which a rate is called that of other lengths
 TOO_FAR = 16.0  # beyond which nothing is advised: four doublings
+HEADS = ("method", "× dense", "clock", "a step", "steps", "", "rate", "n")
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,7 @@ class Plan:
     budget: SearchBudget | None = None
     more: SearchBudget | None = None
     unrest: float = 0.0
-    out: Path | None = None
+    out: Path = Path()
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -79,31 +79,16 @@ class Plan:
 
         rows = []
         for method, speed in self.known.speeds.items():
-            clock, price = self.known.clocks[method], self.known.price(method)
+            clock, price = self.known.clocks[method], self.known.prices[method]
             steps = self.known.horizon(method)
-            loss, worst, least = (
-                self._loss(k * steps) for k in (clock.mean, clock.low, clock.high)
-            )
-            low, high = sorted((worst, least))
-            rows.append(
-                {
-                    "method": method,
-                    "speed": speed.mean,
-                    "low": speed.low,
-                    "high": speed.high,
-                    "clock": clock.mean,
-                    "clock_low": clock.low,
-                    "clock_high": clock.high,
-                    "step": price.seconds,
-                    "steps": steps,
-                    "mb": steps * price.bytes / 1e6,
-                    "loss": loss if clock.known else math.nan,
-                    "loss_low": low,
-                    "loss_high": high,
-                    "rate": self.rate(method),
-                    "n": clock.n or len(self.known.best_ends(method, self.known.length)),
-                }
-            )
+            loss, *ends = (self._loss(k * steps) for k in (clock.mean, clock.low, clock.high))
+            low, high = sorted(ends)
+            row = {"method": method, "speed": speed.mean, "low": speed.low, "high": speed.high}
+            row |= {"clock": clock.mean, "clock_low": clock.low, "clock_high": clock.high}
+            row |= {"step": price.seconds, "steps": steps, "mb": steps * price.bytes / 1e6}
+            row |= {"loss": loss if clock.known else math.nan, "loss_low": low, "loss_high": high}
+            n = clock.n or len(self.known.best_ends(method, self.known.length))
+            rows.append({**row, "rate": self.rate(method), "n": n})
         return pd.DataFrame(rows)
 
     @cached_property
@@ -154,8 +139,16 @@ class Plan:
 
     def hook(self) -> str:
         """The lines of a training script of one's own."""
-        method = self.methods[self.best]
-        lines = [f"# {self._training()}"]
+        method, optimizer = self.methods[self.best], self.config.optimizer
+        own = [f"{key} {value}" for key, value in optimizer.options.items()]
+        if optimizer.name == "sgd":
+            own.append(f"momentum {optimizer.momentum:g}{', nesterov' * optimizer.nesterov}")
+        own.append(f"weight decay {optimizer.weight_decay:g}")
+        lines = [
+            f"# {optimizer.name}, learning rate {self.rate(self.best):.3g}, {', '.join(own)}; "
+            f"{self.config.workers} workers x {self.config.batch_size}, "
+            f"{self.known.horizon(self.best):,} steps"
+        ]
         sent = f"compressor={spell_compressor({**method.table, 'level': method.level}, 'regimes.')}"
         if method.period > 1:
             words = ["model", "optimizer", f"policy={method.period}"]
@@ -168,19 +161,6 @@ class Plan:
         else:
             lines.append(f"hook = regimes.attach(model, optimizer, {sent})")
         return "\n".join(lines)
-
-    def _training(self) -> str:
-        """What is trained, in words."""
-        config, optimizer = self.config, self.config.optimizer
-        own = [f"{key} {value}" for key, value in optimizer.options.items()]
-        if optimizer.name == "sgd":
-            own += [f"momentum {optimizer.momentum:g}{', nesterov' * optimizer.nesterov}"]
-        own += [f"weight decay {optimizer.weight_decay:g}"]
-        return (
-            f"{optimizer.name}, learning rate {self.rate(self.best):.3g}, {', '.join(own)}; "
-            f"{config.workers} workers x {config.batch_size}, "
-            f"{self.known.horizon(self.best):,} steps"
-        )
 
     def __str__(self) -> str:
         return f"{self.lines()}\n{self.sentence()}"
@@ -204,133 +184,146 @@ class Plan:
         rows = []
         for row in self.table.to_dict("records"):
             method = row["method"]
-            rows.append(
-                (
-                    method,
-                    str(self.known.speeds[method]) if method != self.known.dense else "1",
-                    str(self.known.clocks[method]) if method != self.known.dense else "1",
-                    format_time(row["step"]),
-                    f"{row['steps']:,}",
-                    self._shown_loss(row),
-                    f"{row['rate']:.3g}",
-                    str(row["n"]),
-                )
-            )
+            speed, clock = "1", "1"
+            if method != self.known.dense:
+                speed = f"{self.known.speeds[method]:.3g}"
+                clock = f"{self.known.clocks[method]:.2f}"
+            numbers = (f"{row['steps']:,}", self._shown_loss(row), f"{row['rate']:.3g}")
+            rows.append((method, speed, clock, format_time(row["step"]), *numbers, str(row["n"])))
         loss = f"{self.shown.heading} in {format_time(self.known.seconds)}"
-        heads = ("method", "× dense", "clock", "a step", "steps", loss, "rate", "n")
         note = (
-            "× dense: how many times as fast it comes to a loss: its clock, the steps of dense "
-            "that one of its steps is worth, times dense's seconds of a step over its own. 95 % "
-            f"intervals; short runs of {self.known.length:,} steps with n seeds"
+            "dense: no compression. × dense: how many times as fast as dense a method comes to a "
+            "loss: its clock (how many steps of dense one of its steps is worth, in short runs of "
+            f"{self.known.length:,} steps with n seeds), times dense's seconds of a step over its "
+            "own. In brackets: 95 % intervals"
         )
-        return Table(heads, rows, note)
+        return Table([head or loss for head in HEADS], rows, note)
 
-    def _shown_loss(self, row: dict) -> str:
+    def _shown_loss(self, row: Mapping) -> str:
         if math.isnan(row["loss"]):
             return "-"
-        digits = self.shown.digits + 1
-        ends = (row["loss_low"], row["loss_high"])
-        if row["method"] == self.known.dense or any(map(math.isnan, ends)):
-            return f"{row['loss']:.{digits}f}"
-        return f"{row['loss']:.{digits}f} [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+        loss, low, high = (
+            f"{row[name]:.{self.shown.digits + 1}f}" for name in ("loss", "loss_low", "loss_high")
+        )
+        alone = row["method"] == self.known.dense or "nan" in low + high
+        return loss if alone else f"{loss} [{low}, {high}]"
+
+    # -- the advice in words -----------------------------------------------------------------
 
     def sentence(self) -> str:
         """The advice, its reason, and how far it reaches beyond what was measured."""
         doubt, dense = self._doubt(), self.known.dense
-        if self.best == dense:
-            advice = f"Stay dense: on {self.where} no method comes to a loss faster"
-        else:
-            first = self.table.iloc[0]
+        advice = f"Stay dense: on {self.where} no method comes to a loss faster"
+        if self.best != dense:
+            step, before = (format_time(self.known.prices[m].seconds) for m in (self.best, dense))
+            clock = self.known.clocks[self.best]
             advice = (
-                f"Train with {self.best} at a learning rate of {first['rate']:.3g}: on "
-                f"{self.where} it is {self.known.speeds[self.best]} times as fast as dense. A step "
-                f"takes {format_time(first['step'])} in place of "
-                f"{format_time(self.known.price(dense).seconds)}, and is worth "
-                f"{first['clock']:.2f} of dense's"
+                f"Train with {self.best} at a learning rate of {self.rate(self.best):.3g}: on "
+                f"{self.where} it is {self.known.speeds[self.best]:.3g} times as fast as dense. A "
+                f"step takes {step} in place of {before}, and is worth "
+                f"{'less than ' * (not clock.known)}{clock.mean:.2f} of dense's"
             )
-        advice = advice[0].lower() + advice[1:] if doubt else advice
-        said = [doubt + advice, self._losses(), self._far(), self._smaller(), self._slow()]
-        if self.left_out:
-            said.append(f"Not faster than dense on this link: {'; '.join(self.left_out)}")
-        if self.more is not None and self.budget is not None and self.budget.minutes is not None:
-            said.append(f"The {self.budget.minutes:g} minutes are over")
-        if self.unrest > RESTLESS:
-            said.append(
-                f"The steps that were timed for this differ by {self.unrest:.0%}, as beside "
-                "another load: the same call at a quieter time renews what a step takes"
-            )
-        return " ".join(f"{words}." for words in said if words)
+        if doubt:
+            advice = f"{doubt}{advice[0].lower()}{advice[1:]}"
+        return " ".join(f"{words}." for words in (advice, self._losses(), *self._notes()) if words)
 
     def _doubt(self) -> str:
         """Why the advice is none, or not sure; ends where the advice begins."""
         if self.decided:
             return ""
-        if self.known.horizon(self.best) > TOO_FAR * self.known.length and self.more is not None:
-            return f"Too short for advice: {self._next()}. What was seen says at best: "
+        times = self.known.horizon(self.best) / max(self.known.length, 1)
+        if times > TOO_FAR and self.more is not None:
+            far = f"the training is {times:,.0f} times as long as the short runs"
+            return f"Too short for advice: {far}; {self._next()}. What was seen says at best: "
         if self.known.untried:
             untried = "; ".join(self.known.untried)
             return f"Not decided, the budget had no time for {untried}: {self._next()}. So far: "
-        near = self.known.rivals
-        beside = f" between {'; '.join(near)}" if len(near) > 1 else ""
-        return f"Not decided{beside}, whose intervals overlap: {self._next()}. So far: "
+        if len(near := self.known.rivals) > 1:
+            overlap = f"between {'; '.join(near)}, whose intervals overlap"
+            return f"Not decided {overlap}: {self._next()}. So far: "
+        return f"Not decided by one seed alone: {self._next()}. So far: "
 
     def _next(self) -> str:
         """What would train more."""
         if self.more is None:
             return "nothing is left to try"
-        if self.more.minutes is None:
-            return f"{self.more.runs} runs have the next short trainings"
         minutes = self.more.minutes
-        return f"{minutes:.{1 if minutes < 10 else 0}f} minutes have the next short trainings"
+        if minutes is None:
+            return f"the same call with {self.more.runs} runs trains more"
+        return f"the same call with {minutes:.{1 if minutes < 10 else 0}f} minutes trains more"
 
     def _losses(self) -> str:
         """The loss of the best method and of dense after the seconds."""
         rows = {row["method"]: row for row in self.table.to_dict("records")}
-        span, dense = format_time(self.known.seconds), rows[self.known.dense]
-        if math.isnan(rows[self.best]["loss"]) or math.isnan(dense["loss"]):
-            lengths = sorted({self.known.horizon(m) for m in (self.known.dense, self.best)})
+        span, dense, best = format_time(self.known.seconds), self.known.dense, rows[self.best]
+        if math.isnan(best["loss"]) or math.isnan(rows[dense]["loss"]):
+            needed = sorted({rows[dense]["steps"], round(best["clock"] * best["steps"])})
+            known = () if self._dense is None else (self._dense.steps[0], self._dense.steps[-1])
+            needs, has = (" to ".join(f"{n:,.0f}" for n in ends) for ends in (needed, known))
             return (
                 f"What it ends at after {span} is not said: that needs dense's losses in the ends "
-                f"of trainings of {' to '.join(f'{n:,}' for n in lengths)} steps (--curve, curve=)"
+                f"of trainings of {needs} steps (--curve, curve=), and there are "
+                + (f"those of {has}" if has else "none")
             )
-        ends = f"After {span} dense ends at {self._shown_loss(dense)} {self.shown.unit}"
-        if self.best == self.known.dense:
-            return ends
-        return f"{ends}, {self.best} at {self._shown_loss(rows[self.best])}"
+        said = f"After {span} dense ends at {self._shown_loss(rows[dense])}"
+        if self.best != dense:
+            said += f", {self.best} at {self._shown_loss(best)}"
+        return f"{said} ({self.shown.heading})"
 
-    def _far(self) -> str:
-        """That the training is longer than what was measured."""
-        times = self.known.horizon(self.best) / max(self.known.lengths(self.best), default=1)
-        if times <= FAR or self.best == self.known.dense:
-            return ""
-        words = f"The training is {times:.0f} times as long as the short runs"
-        if self.rate(self.best) == self.config.optimizer.lr:
-            return f"{words}, and the rate is that of your configuration"
-        return f"{words}, of which the rate is: the best one may have moved"
-
-    def _smaller(self) -> str:
-        if not self.smaller:
-            return ""
-        return (
-            "The short runs were of a smaller model: a clock hardly depends on the size, and the "
-            "rate is that of your configuration, which is taken as dense's best"
-        )
-
-    def _slow(self) -> str:
-        """That the configured schedule is cut or stretched, if it is."""
+    def _notes(self) -> Iterator[str]:
+        """How far the training is from what was measured, and what the budget had no time for."""
+        known, dense = self.known, self.known.dense
+        times = known.horizon(self.best) / max(known.lengths(self.best), default=1)
+        if times > FAR and self.best != dense:
+            yours = self.rate(self.best) == self.config.optimizer.lr
+            rate = "and the rate is that of your configuration"
+            rate = rate if yours else "of which the rate is: the best one may have moved"
+            yield f"The training is {times:.0f} times as long as the short runs, {rate}"
+        if self.smaller:
+            yield (
+                "The short runs were of a smaller model: a clock hardly depends on the size, and "
+                "the rate is that of your configuration, which is taken as dense's best"
+            )
         steps = self.config.steps or 0
-        dense = self.known.price(self.known.dense).seconds * steps
-        if not steps or 1 / FAR < dense / self.known.seconds < FAR:
-            return ""
-        how = "stretched" if dense < self.known.seconds else "cut"
-        return f"Your schedule of {steps:,} steps takes dense {format_time(dense)} and is {how}"
+        configured = known.prices[dense].seconds * steps
+        if steps and not 1 / FAR < configured / known.seconds < FAR:
+            how = "stretched" if configured < known.seconds else "cut"
+            length = format_time(configured)
+            yield f"Your schedule of {steps:,} steps takes dense {length} and is {how}"
+        if self.left_out:
+            yield f"Not faster than dense on this link: {'; '.join(self.left_out)}"
+        if self.more is not None and self.budget is not None and self.budget.minutes is not None:
+            yield f"The {self.budget.minutes:g} minutes are over"
+        if self.unrest > RESTLESS:
+            yield (
+                f"The steps that were timed for this differ by {self.unrest:.0%}, as beside "
+                "another load: the same call at a quieter time renews what a step takes"
+            )
 
     def figure(self) -> Figure:
-        """How many times as fast as dense each method is, with its interval; one column."""
-        from regimes.search.plans.figure import draw_plan
+        """How many times as fast as dense each method is, with its interval; one column, and hollow
+        marks are upper bounds."""
+        from regimes.plotting import style
 
-        fig = draw_plan(self)
-        fig.data = self.table
+        table = self.table.iloc[::-1]
+        with style.theme():
+            fig = style.figure(1.4 + 0.28 * len(table), width=3.4)
+            fig.data, ax = self.table, fig.subplots()
+            ax.axvline(1.0, color="0.5", linewidth=0.8, linestyle=style.DOTTED)
+            for at, row in enumerate(table.to_dict("records")):
+                known = self.known.clocks[row["method"]].known
+                ax.plot([row["low"], row["high"]], [at, at], color="0.3", linewidth=0.8)
+                look = {"markersize": 4, "markerfacecolor": "black" if known else "white"}
+                ax.plot(row["speed"], at, "o", color="black", **look)
+            ax.set_yticks(range(len(table)), list(table["method"]), fontsize=7)
+            ax.set(xlabel="times as fast as dense", ylim=(-0.5, len(table) - 0.5))
+            ax.set_xlim(left=0.0)
+            seeds = style.seeds_in_words([len(self.known.seeds)])
+            caption = (
+                f"On {self.where}: seconds of a step and clocks from short runs of "
+                f"{self.known.length:,} steps ({seeds}); 95 % intervals, hollow: at most."
+            )
+            style.add_caption(fig, caption + " Short runs of a smaller model." * self.smaller)
         return fig
 
     def save(self) -> list[Path]:
@@ -339,8 +332,6 @@ class Plan:
         from regimes.plotting import style
         from regimes.records.files import write_output
 
-        if self.out is None:
-            raise ConfigError("out: expected a folder to save into")
         paths = style.save(self.figure(), self.out / "plan", self.table)
         if not self.own:
             write_output(self.out / "plan.toml", to_toml(self.config_to_train))

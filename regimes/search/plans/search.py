@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regimes.base.errors import ConfigError, TrainingError
+from regimes.base.config import DENSE, RunConfig
+from regimes.base.errors import ConfigError, TrainingError, require
+from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
 from regimes.plotting.groups import tested_by
-from regimes.plotting.looks import Metric
 from regimes.records import load
+from regimes.search import rounds
+from regimes.search.plans import decide, priced
 from regimes.search.plans.clock import Probe
-from regimes.search.plans.decide import FEWEST, QUARTER, PlanEvidence, choose_length, next_probes
+from regimes.search.plans.decide import FEWEST, PlanEvidence
 from regimes.search.plans.priced import Price
-from regimes.search.plans.probes import configure_probe, name_probe
-from regimes.search.rounds import (
-    BudgetLeft,
-    RecordSearch,
-    SearchBudget,
-    SearchLog,
-    Show,
-    as_number,
-    as_whole,
-    expect,
-)
+from regimes.search.plans.probes import configure_probe, in_steps, name_probe
+from regimes.search.plans.result import Plan
+from regimes.search.rounds import BudgetLeft, RecordSearch, SearchBudget, SearchLog, Show
 from regimes.search.sweep import Cell
 
 if TYPE_CHECKING:
-    from regimes.base.config import RunConfig
     from regimes.data.task import Task
 
 START = 0.5  # seconds that a run takes besides its steps
-Prices = Mapping[str, Price]
+Subject = tuple[RunConfig, "Task | None"]  # as of `read_subject`
 
 
 @dataclass
@@ -42,57 +38,102 @@ class PlanSearch(RecordSearch[Probe]):
     """The search in its folder.
 
     Attributes:
+        training: the one in question.
+        short: the short runs; of a smaller model, or the same.
+        methods: that are compared; dense first. Once they are priced, the faster ones alone.
+        job: where the training will run.
+        compute: seconds of one worker's step there; None: as timed here.
+        seconds: of the training; None: as long as the configured one takes dense.
+        curve: of `Plan`.
         config: of the short runs, in steps.
-        methods: that are compared; dense first.
-        prices: of a step of each method that was named, as the plan began.
-        renewed: the latest ones.
-        seconds: of the training in question.
-        task: model and data in place of those that the configuration names.
-        before: seconds of the budget that were spent before any run.
+        prices: of a step of each method that was named, the latest ones.
     """
 
     kind = "plan"
 
     out: Path
     question: Mapping[str, Any]
-    config: RunConfig
+    training: Subject
+    short: Subject
     methods: Mapping[str, Method]
-    prices: Prices
-    renewed: Prices
-    seconds: float
-    task: Task | None = None
-    before: float = 0.0
+    job: DataParallelJob
+    compute: float | None
+    seconds: float | None
+    curve: Mapping[float, float]
     jobs: int = 1
+    config: RunConfig = field(init=False)
+    prices: Mapping[str, Price] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.devices, self.speed = [self.config.device], self.jobs  # a unit of work is a second
-
-    def search(self, budget: SearchBudget, show: Show) -> SearchLog[Probe]:
+    def search(self, budget: SearchBudget, show: Show) -> Plan:
         """Train short runs until the plan is decided or the budget spent.
 
         Raises:
-            ConfigError: a budget too small for any run.
+            ConfigError: a budget too small for any run, or seconds too few for any training.
             RecordError: the folder holds another plan.
-            TrainingError: a training could not end.
+            TrainingError: a training could not end, or none has a finite loss.
         """
-        self.budget = budget
-        return self.run_rounds(budget, show)
+        self.budget, every = budget, [*self.methods.values()]
+        log, start = self.log(), time.monotonic()  # of another plan it is refused first
+        config, task = self.training
+        per_epoch, timed, unrest = priced.price_methods(config, every, self.job, self.compute, task)
+        self.config, self.task = in_steps(self.short[0], per_epoch), self.short[1]
+        self.devices, self.speed = [self.config.device], self.jobs  # a unit of work is a second
+        here = priced.time_short_runs(self.config, every, self.task)
+        timed = {name: replace(x, here=here.get(name, x.here)) for name, x in timed.items()}
+        self.before = time.monotonic() - start
+        known = [read_prices(each.facts) for each in log.rounds if "prices" in each.facts]
+        with rounds.refuse_damage(self.out, 1):
+            rounds.expect(all(prices.keys() == timed.keys() for prices in known))
+        first = known[0] if known else timed  # they say what is compared, whatever is timed later
+        self.prices = priced.renew_prices(known[-1], timed) if known else timed
+        trained = in_steps(config, per_epoch)
+        if self.seconds is None:
+            self.seconds = float(trained.steps or 0) * first[DENSE].seconds
+        self.methods = {method.label: method for method in priced.keep_faster(every, first)}
+        least = FEWEST * min(first[name].seconds for name in self.methods)
+        enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
+        require(self.seconds >= least, "seconds", self.seconds, enough)
+        log = self.run_rounds(budget, show)
+        ended = [probe for probe in log.ended if log.results[probe] is not None]
+        if not ended:
+            raise TrainingError(
+                f"optimizer.lr {self.config.optimizer.lr:g}: no training of the plan ended with a "
+                "finite loss: choose a lower learning rate"
+            )
+        return Plan(
+            self.known(log),
+            self.methods,
+            tuple(method.label for method in every if method.label not in self.methods),
+            trained,
+            tested_by(load(self.out / name_probe(ended[0]))),
+            str(self.job.between),
+            self.curve,
+            own=task is not None,
+            smaller=bool(self.question["probe"]),
+            budget=budget,
+            more=self.larger(budget, log),
+            unrest=unrest,
+            out=self.out,
+        )
 
-    def known(self, log: SearchLog[Probe]) -> PlanEvidence:
-        """What the runs say."""
+    def known(self, log: SearchLog[Probe], **facts: Any) -> PlanEvidence:
+        """What the runs say.
+
+        Args:
+            facts: of a round that has no line yet.
+        """
+        told = {name: value for x in log.rounds for name, value in x.facts.items()} | facts
         losses = {
             probe: math.inf if log.results[probe] is None else float(log.results[probe])
             for probe in log.ended
         }
-        prices, now = ({m: of[m] for m in self.methods} for of in (self.prices, self.renewed))
-        first = int(log.rounds[0].facts["first"])
-        alone = first if len(self.methods) == 1 else 0
-        length = next((int(x.facts["length"]) for x in log.rounds if "length" in x.facts), alone)
-        return PlanEvidence(self.seconds, prices, first, length, losses, now)
+        prices, first = {m: self.prices[m] for m in self.methods}, int(told.get("first", FEWEST))
+        length = int(told.get("length", first if len(prices) == 1 else 0))
+        return PlanEvidence(cast("float", self.seconds), prices, first, length, losses)
 
     def larger(self, budget: SearchBudget, log: SearchLog[Probe]) -> SearchBudget | None:
         """The least budget that trains the whole next round; None if there is none."""
-        todo = next(filter(None, next_probes(self.known(log), self._seeds)), [])
+        todo = next(filter(None, decide.next_probes(self.known(log), self._seeds)), [])
         if not todo:
             return None
         if budget.minutes is None:
@@ -100,11 +141,6 @@ class PlanSearch(RecordSearch[Probe]):
         factor = log.seconds / sum(map(self.cost, log.results))
         more = factor * sum(map(self.cost, todo))
         return SearchBudget((self.before + log.seconds + more) / 60 + 0.05, None)
-
-    def shown(self, log: SearchLog[Probe]) -> Metric:
-        """How the metric is written."""
-        first = next(probe for probe in log.ended if log.results[probe] is not None)
-        return tested_by(load(self.out / name_probe(first)))
 
     @property
     def _seeds(self) -> list[int]:
@@ -115,82 +151,58 @@ class PlanSearch(RecordSearch[Probe]):
     def choose(
         self, log: SearchLog[Probe], left: BudgetLeft
     ) -> tuple[Sequence[Probe], Mapping[str, Any]]:
-        facts: dict[str, Any] = {}
-        if log.rounds:
-            latest = next(x.facts["prices"] for x in log.rounds[::-1] if "prices" in x.facts)
-            if (now := plain_prices(self.renewed)) != latest:
-                facts["prices"] = now
-            known = self.known(log)
-        else:
-            used = {m: self.renewed[m] for m in self.methods}
-            known = PlanEvidence(self.seconds, used, self._first(left, used), 0, {})
-            facts = {"first": known.first, "prices": plain_prices(self.prices)}
-        todo = next_probes(known, self._seeds)
-        if not any(todo) and not known.length and len(self.methods) > 1:
-            known = replace(known, length=self._length(log, known))
-            facts["length"] = known.length
-            todo = next_probes(known, self._seeds)
-        if not any(todo) and not any(map(math.isfinite, known.losses.values())):
-            raise TrainingError(
-                f"optimizer.lr {self.config.optimizer.lr:g}: no training of the plan ended with a "
-                "finite loss: choose a lower learning rate"
-            )
-        runs: Sequence[Probe] = ()
+        prices = {name: [p.seconds, p.bytes, p.here] for name, p in self.prices.items()}
+        before = [x.facts["prices"] for x in log.rounds if "prices" in x.facts]
+        facts: dict[str, Any] = {} if before[-1:] == [prices] else {"prices": prices}
+        if not log.rounds:
+            facts["first"] = self._first(left, self.known(log))
+        known = self.known(log, **facts)
+        todo = decide.next_probes(known, self._seeds)
+        if not any(todo) and not known.length and min(known.losses.values()) < math.inf:
+            facts["length"] = self._length(log, known)
+            todo = decide.next_probes(self.known(log, **facts), self._seeds)
+        runs: list[Probe] = []
         for wanted in filter(None, todo):
-            runs = self._affordable(left, wanted)
+            costs = itertools.accumulate(map(self.cost, wanted))
+            runs = [run for run, units in zip(wanted, costs, strict=True) if units <= left.units]
+            runs = runs[: int(min(left.runs, len(runs)))]
             if len(runs) == len(wanted):
                 break
-        plain = [[p.method, p.steps, p.rate, p.seed] for p in runs]
-        return runs, {"probes": plain, **facts}
+        return runs, {"probes": [[p.method, p.steps, p.rate, p.seed] for p in runs], **facts}
 
-    def _affordable(self, left: BudgetLeft, wanted: Sequence[Probe]) -> list[Probe]:
-        """The first ones, for which there is time."""
-        units, runs = left.units, list[Probe]()
-        for probe in wanted:
-            units -= self.cost(probe)
-            if units < 0 or len(runs) >= left.runs:
-                break
-            runs.append(probe)
-        return runs
-
-    @property
-    def _most(self) -> int:
-        """Steps of the longest training in question."""
-        fewest = min(self.renewed[m].seconds for m in self.methods)
-        return max(FEWEST, round(self.seconds / fewest))
-
-    def _first(self, left: BudgetLeft, prices: Prices) -> int:
+    def _first(self, left: BudgetLeft, known: PlanEvidence) -> int:
         """The steps of the first runs."""
-        if len(prices) == 1:
+        if len(known.methods) == 1:
             return FEWEST
-        if self.budget.minutes is None:
-            return max(FEWEST, self._most // QUARTER)
-        length = choose_length(prices, START, left.units)
-        if length < FEWEST:
-            raise ConfigError(self._too_few(prices))
-        return max(FEWEST, min(length, self._most) // QUARTER)
+        length = max(map(known.horizon, known.methods))
+        if self.budget.minutes is not None:
+            affordable = decide.choose_length(known.prices, START, left.units)
+            if affordable < FEWEST:
+                raise ConfigError(self._too_few(known.prices))
+            length = min(length, affordable)
+        return max(FEWEST, length // decide.QUARTER)
 
     def _length(self, log: SearchLog[Probe], known: PlanEvidence) -> int:
         """The steps of the other runs. The records say how long the first ones took; the log has
         the start of the processes, too, which comes once."""
+        most = max(known.first, *map(known.horizon, known.methods))
         if self.budget.minutes is None:
-            return self._most
+            return most
         clocks = [load(self.out / name_probe(probe)).clock for probe in log.ended]
         took = sum(x for clock in clocks for parts in clock.values() for x in parts.values())
-        slower = took / sum(p.steps * known.price(p.method).here for p in log.ended)
+        slower = took / sum(p.steps * known.prices[p.method].here for p in log.ended)
         left = 60 * self.budget.minutes - self.before - log.seconds
-        affordable = choose_length(known.renewed, START, left * self.jobs / max(slower, 1.0))
-        return min(max(affordable, known.first), max(self._most, known.first))
+        affordable = decide.choose_length(known.prices, START, left * self.jobs / max(slower, 1.0))
+        return min(max(affordable, known.first), most)
 
-    def _too_few(self, prices: Prices) -> str:
-        units = 1.0
-        while choose_length(prices, START, units) < FEWEST:
-            units *= 1.05
-        needed = math.ceil(10 * (self.before + units / self.jobs) / 60) / 10
-        model = "" if self.question["probe"] else ", a smaller model (--probe, probe=)"
+    def _too_few(self, prices: Mapping[str, Price]) -> str:
+        starts, steps = decide.expect_seconds(prices, START)
+        seconds = self.before + 1.05 * (starts + FEWEST * steps) / self.jobs
+        smaller = "" if self.question["probe"] else "a smaller model (--probe, probe=), "
         return (
-            f"minutes {self.budget.minutes:g}: expected {needed:g} or more for {len(prices)} "
-            f"methods with this model, dense among them{model}, or fewer methods"
+            f"minutes = {self.budget.minutes:g}: expected {math.ceil(seconds / 6) / 10:g} or more, "
+            f"in which {len(prices)} methods, dense among them, have short runs of {FEWEST} steps "
+            f"on this machine; or give {smaller}fewer methods, or minutes when nothing else runs"
         )
 
     def name(self, run: Probe) -> str:
@@ -206,29 +218,28 @@ class PlanSearch(RecordSearch[Probe]):
 
     def cost(self, run: Probe) -> float:
         """Seconds that a run is expected to take here, by itself."""
-        return START + run.steps * self.renewed[run.method].here
+        return START + run.steps * self.prices[run.method].here
 
     def result(self, run: Probe, error: str | None) -> float | None:
-        """The loss; None if the training broke."""
-        found = None if error else self._measured(run)
-        return None if found is None else found[0] if found[1].lower else -found[0]
-
-    def check_result(self, run: Probe, result: Any) -> None:
-        if result is not None:
-            as_number(result)
-
-    def line(self, run: Probe, log: SearchLog[Probe]) -> str:
-        found = None if log.results[run] is None else self._measured(run)
-        said = "broke" if found is None else f"{found[1].name} {found[0]:.4g}"
-        return f"{name_probe(run)}: {said}"
-
-    def _measured(self, run: Probe) -> tuple[float, Metric] | None:
-        """The metric in the end, in the unit of figures, of validation data where there are some;
-        None: not finite."""
+        """The loss in the unit of figures, of validation data where there are some; None if the
+        training broke."""
+        if error:
+            return None
         record = load(self.out / name_probe(run))
         shown, end = tested_by(record), cast("dict[str, Any]", record.tested_rows()[-1])
         metric = (end["validation"] if self.config.data.validation_size else end)["metric"]
-        return None if metric is None else (shown.factor * metric, shown)
+        return None if metric is None else (1 if shown.lower else -1) * shown.factor * metric
+
+    def check_result(self, run: Probe, result: Any) -> None:
+        if result is not None:
+            rounds.as_number(result)
+
+    def line(self, run: Probe, log: SearchLog[Probe]) -> str:
+        name, loss = name_probe(run), log.results[run]
+        if loss is None:
+            return f"{name}: broke"
+        shown = tested_by(load(self.out / name))
+        return f"{name}: {shown.name} {loss if shown.lower else -loss:.4g}"
 
 
 # -- the lines of a log ------------------------------------------------------------------------
@@ -247,25 +258,22 @@ def decode_probes(names: Sequence[str], facts: Mapping[str, Any]) -> list[Probe]
     if "probes" not in facts:  # another search's, which is refused by name
         return cast("list[Probe]", names)
     probes = [
-        Probe(m, as_whole(n, 1), as_number(rate), as_whole(seed, -(2**63)))
+        Probe(m, rounds.as_whole(n, 1), rounds.as_number(rate), rounds.as_whole(seed, -(2**63)))
         for m, n, rate, seed in facts["probes"]
     ]
-    expect([*map(name_probe, probes)] == [*names])
+    rounds.expect([*map(name_probe, probes)] == [*names])
+    for name in facts.keys() & {"first", "length"}:
+        rounds.as_whole(facts[name], 1)
     if "prices" in facts:
         read_prices(facts)
     return probes
-
-
-def plain_prices(prices: Prices) -> dict[str, list[float]]:
-    """In plain types."""
-    return {name: [p.seconds, p.bytes, p.here] for name, p in prices.items()}
 
 
 def read_prices(facts: Mapping[str, Any]) -> dict[str, Price]:
     """The prices of a round's line; ValueError and its like for damage."""
     prices = {}
     for name, numbers in facts["prices"].items():
-        seconds, size, here = map(as_number, numbers)
-        expect(seconds > 0 and size >= 0 and here >= 0)
+        seconds, size, here = map(rounds.as_number, numbers)
+        rounds.expect(seconds > 0 and size >= 0 and here >= 0)
         prices[name] = Price(seconds, size, here)
     return prices

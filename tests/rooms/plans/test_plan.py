@@ -4,7 +4,6 @@ stopped)."""
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import itertools
 import json
@@ -29,11 +28,13 @@ from regimes.base.config import RunConfig, override_fields
 from regimes.base.errors import ConfigError, DataError, RecordError
 from regimes.compression import make_compressor
 from regimes.cost import measure
+from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import parse_method
+from regimes.cost.models import Model
 from regimes.cost.network import Network
 from regimes.presets import get_preset
 from regimes.search.plans.earlier import read_curve
-from regimes.search.plans.priced import Links, Priced, price_methods
+from regimes.search.plans.priced import Price, price_methods
 from regimes.search.plans.probes import configure_probe, in_steps
 from regimes.search.plans.search import decode_probes, read_prices
 from regimes.search.rounds import LOG, SearchBudget, read_log
@@ -47,6 +48,11 @@ def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def small_net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def job(between: Network, workers: int = 4) -> DataParallelJob:
+    """So many nodes on a link; of no model yet."""
+    return DataParallelJob(Model("", ()), 1.0, 1.0, nodes=workers, gpus=1, between=between)
 
 
 def planned(out: Path, shift: float = 0.0, **more: Any) -> regimes.Plan:
@@ -116,7 +122,7 @@ def test_the_loss_in_the_end_is_on_the_given_curve_of_dense(
     assert plan.rate(plan.best) == plan.config.optimizer.lr  # that of the given trainings
     without = replace(found, smaller=True)
     assert without.table["loss"].isna().all()
-    assert "that needs dense's losses" in without.sentence()
+    assert "(--curve, curve=), and there are none." in without.sentence()
     (tmp_path / "losses.csv").write_text(
         "steps,loss\n" + "".join(f"{n},{loss}\n" for n, loss in ends.items())
     )
@@ -178,10 +184,9 @@ def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> No
 
 
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:
-    links = Links(Network(1e6, 1e-3), Network(1e9, 1e-6), compute=1e3)
-    config = get_preset("smoke")
-    priced = price_methods(config, [parse_method("dense"), parse_method("dense/8")], links)
-    for price in priced.prices.values():
+    methods = [parse_method("dense"), parse_method("dense/8")]
+    _, prices, _ = price_methods(get_preset("smoke"), methods, job(Network(1e6, 1e-3)), compute=1e3)
+    for price in prices.values():
         assert price.seconds > 1e3
         assert price.here < 100  # of a step of milliseconds
 
@@ -212,20 +217,24 @@ def test_what_was_trained_for_a_small_part_of_its_length_gives_no_advice(
     seen = {p: loss for p, loss in found.known.losses.items() if p.seed == found.config.seed}
     known = replace(found.known, seconds=1e5, losses=seen)
     plan = replace(found, known=known, more=SearchBudget(12.0))
-    assert plan.sentence().startswith("Too short for advice: 12 minutes have the next")
+    words = "Too short for advice: the training is"
+    assert plan.sentence().startswith(words)
+    assert "times as long as the short runs; the same call with 12 minutes trains more" in (
+        plan.sentence()
+    )
 
 
 def test_what_would_train_more_is_said(tmp_path: Path) -> None:
     """With the budget that is named the same call goes on."""
     plan = planned(tmp_path / "few", runs=9)
     assert plan.more is not None
-    assert f"{plan.more.runs} runs have the next short trainings" in plan.sentence()
+    assert f"the same call with {plan.more.runs} runs trains more" in plan.sentence()
     before = len(plan.known.losses)
     assert len(planned(tmp_path / "few", runs=before).known.losses) == before
     again = planned(tmp_path / "few", runs=plan.more.runs)
     assert len(again.known.losses) > before
     over = replace(plan, budget=SearchBudget(3.0), more=SearchBudget(4.25))
-    assert "4.2 minutes have the next short trainings" in over.sentence()
+    assert "the same call with 4.2 minutes trains more" in over.sentence()
     assert "The 3 minutes are over." in over.sentence()
 
 
@@ -290,14 +299,12 @@ def test_prices_that_were_too_high_are_renewed(
     local = "dense, every 4 steps"
     price = found.known.prices[local]
 
-    def quiet(*given: Any) -> Priced:
+    def quiet(*given: Any) -> tuple[int, dict[str, Price], float]:
         prices = {**found.known.prices, local: replace(price, seconds=price.seconds / 2)}
-        return Priced(found_per_epoch, prices, 4.0)
+        return found_per_epoch, prices, 4.0
 
     found_per_epoch = 2
-    monkeypatch.setattr(
-        importlib.import_module("regimes.search.plans.plan"), "price_methods", quiet
-    )
+    monkeypatch.setattr("regimes.search.plans.priced.price_methods", quiet)
     again = planned(tmp_path / "quiet")
     assert again.known.losses.items() >= found.known.losses.items()
     steps = (plan.table.set_index("method")["steps"] for plan in (again, found))
@@ -318,15 +325,14 @@ def test_computing_is_timed_once_for_all_and_the_fastest_step_counts(
 
     monkeypatch.setattr(measure, "_seconds", seconds)
     texts = ("dense", "cast:fp16", "powersgd:2", "powersgd:1", "acp-sgd:1", "dense/8")
-    links = Links(Network(1e18), Network(1e18))
     methods = [parse_method(text) for text in texts]
-    priced = price_methods(get_preset("smoke"), methods, links)
-    assert priced.unrest == 4.0
+    _, prices, unrest = price_methods(get_preset("smoke"), methods, job(Network(1e18)))
+    assert unrest == 4.0
     kinds = {"acp-sgd 1": 1 / 2}  # of its two kinds of steps each is timed
     for method in methods:
         compress = kinds.get(method.label, 1.0) / method.period
-        assert priced.prices[method.label].here == pytest.approx(4 + compress)
-        assert priced.prices[method.label].seconds == pytest.approx(1 + compress, rel=1e-3)
+        assert prices[method.label].here == pytest.approx(4 + compress)
+        assert prices[method.label].seconds == pytest.approx(1 + compress, rel=1e-3)
 
 
 @hypothesis.given(data=st.data())
@@ -383,7 +389,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
     ("changed", "words"),
     [
         ({"probe": {"model.width": 4}}, "a model for the same data"),
-        ({"loss": 80.0}, "reaches any loss first"),
+        ({"loss": 80.0}, "no argument of a training"),
         ({"link": None}, "one of the two"),
         ({"link": "fast"}, "expected the form 10Gbit/s,50us"),
         ({"methods": ["powersgd"]}, "a level is missing"),
@@ -391,7 +397,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"methods": ["dense/4", "topk:1", "dense/4"]}, "expected dense, every 4 steps once"),
         ({"methods": ["topk:1", "topk:1/1"]}, "expected topk 1 once"),
         ({"runs": None, "minutes": math.inf}, "above 0, and finite"),
-        ({"gpus": 3}, "does not divide"),
+        ({"gpus": 3}, "a number that divides the 2 workers"),
         ({"step": 0.0}, "a duration above 0"),
         ({"step": "4 metres"}, "a duration above 0"),
         ({"seconds": 1e-4}, "in which the fastest method has 16 steps"),

@@ -20,9 +20,9 @@ from regimes.search.rounds import SearchBudget
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from regimes.base.console.tables import Table
+    from regimes.plotting.style import Shown
 
 RESTLESS = 0.5  # from which on what steps take here is not sure
 FAR = 2.0  # times the short runs beyond which a rate is called that of other lengths
@@ -163,19 +163,12 @@ class Plan:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return f"{self.lines()}\n{self.sentence()}"
+        return f"{self.as_table().text()}\n{self.sentence()}"
 
     __repr__ = __str__
 
     def _repr_png_(self) -> bytes:
-        from regimes.plotting import style
-
-        with style.theme():
-            return style.render_figure(self.figure(), "png")
-
-    def lines(self) -> str:
-        """The table in words."""
-        return self.as_table().text()
+        return self.figure()._repr_png_()
 
     def as_table(self) -> Table:
         """The table, for any width."""
@@ -231,9 +224,8 @@ class Plan:
         """Why the advice is none, or not sure; ends where the advice begins."""
         if self.decided:
             return ""
-        times = self.known.horizon(self.best) / max(self.known.length, 1)
-        if times > TOO_FAR and self.more is not None:
-            far = f"the training is {times:,.0f} times as long as the short runs"
+        if self._times > TOO_FAR and self.more is not None:
+            far = f"the training is {self._times:,.0f} times as long as the short runs"
             return f"Too short for advice: {far}; {self._next()}. What was seen says at best: "
         if self.known.untried:
             untried = "; ".join(self.known.untried)
@@ -242,6 +234,11 @@ class Plan:
             overlap = f"between {'; '.join(near)}, whose intervals overlap"
             return f"Not decided {overlap}: {self._next()}. So far: "
         return f"Not decided by one seed alone: {self._next()}. So far: "
+
+    @property
+    def _times(self) -> float:
+        """How many times as long as its short runs the training by the best method is."""
+        return self.known.horizon(self.best) / max(self.known.lengths(self.best), default=1)
 
     def _next(self) -> str:
         """What would train more."""
@@ -261,8 +258,8 @@ class Plan:
             known = () if self._dense is None else (self._dense.steps[0], self._dense.steps[-1])
             needs, has = (" to ".join(f"{n:,.0f}" for n in ends) for ends in (needed, known))
             return (
-                f"What it ends at after {span} is not said: that needs dense's losses in the ends "
-                f"of trainings of {needs} steps (--curve, curve=), and there are "
+                f"What it ends at after {span} is not known: for that, give losses in the ends of "
+                f"trainings without compression of {needs} steps (--curve, curve=); known are "
                 + (f"those of {has}" if has else "none")
             )
         said = f"After {span} dense ends at {self._shown_loss(rows[dense])}"
@@ -273,12 +270,11 @@ class Plan:
     def _notes(self) -> Iterator[str]:
         """How far the training is from what was measured, and what the budget had no time for."""
         known, dense = self.known, self.known.dense
-        times = known.horizon(self.best) / max(known.lengths(self.best), default=1)
-        if times > FAR and self.best != dense:
+        if self._times > FAR and self.best != dense:
             yours = self.rate(self.best) == self.config.optimizer.lr
             rate = "and the rate is that of your configuration"
             rate = rate if yours else "of which the rate is: the best one may have moved"
-            yield f"The training is {times:.0f} times as long as the short runs, {rate}"
+            yield f"The training is {self._times:.0f} times as long as the short runs, {rate}"
         if self.smaller:
             yield (
                 "The short runs were of a smaller model: a clock hardly depends on the size, and "
@@ -296,11 +292,12 @@ class Plan:
             yield f"The {self.budget.minutes:g} minutes are over"
         if self.unrest > RESTLESS:
             yield (
-                f"The steps that were timed for this differ by {self.unrest:.0%}, as beside "
-                "another load: the same call at a quieter time renews what a step takes"
+                f"Half of the timed steps took {1 + self.unrest:.1f} times as long as the fastest "
+                "or longer, as beside another load: the same call at a quieter time renews what a "
+                "step takes"
             )
 
-    def figure(self) -> Figure:
+    def figure(self) -> Shown:
         """How many times as fast as dense each method is, with its interval; one column, and hollow
         marks are upper bounds."""
         from regimes.plotting import style

@@ -22,7 +22,7 @@ from regimes.search.plans.clock import Probe
 from regimes.search.plans.decide import FEWEST, PlanEvidence
 from regimes.search.plans.priced import Price
 from regimes.search.plans.probes import configure_probe, in_steps, name_probe
-from regimes.search.plans.result import Plan
+from regimes.search.plans.result import TOO_FAR, Plan
 from regimes.search.rounds import BudgetLeft, RecordSearch, SearchBudget, SearchLog, Show
 from regimes.search.sweep import Cell
 
@@ -132,15 +132,20 @@ class PlanSearch(RecordSearch[Probe]):
         return PlanEvidence(cast("float", self.seconds), prices, first, length, losses)
 
     def larger(self, budget: SearchBudget, log: SearchLog[Probe]) -> SearchBudget | None:
-        """The least budget that trains the whole next round; None if there is none."""
-        todo = next(filter(None, decide.next_probes(self.known(log), self._seeds)), [])
+        """The least budget that trains the whole next round, or runs that are long enough for
+        advice; None if there is no next round."""
+        known = self.known(log)
+        todo = next(filter(None, decide.next_probes(known, self._seeds)), [])
         if not todo:
             return None
         if budget.minutes is None:
             return SearchBudget(None, len(log.results) + len(todo))
+        more, enough = sum(map(self.cost, todo)), known.horizon(known.best) / TOO_FAR
+        if enough > max(known.lengths(known.best), default=0):
+            starts, steps = decide.expect_seconds(known.prices, START)
+            more = max(more, starts + enough * steps)
         factor = log.seconds / sum(map(self.cost, log.results))
-        more = factor * sum(map(self.cost, todo))
-        return SearchBudget((self.before + log.seconds + more) / 60 + 0.05, None)
+        return SearchBudget((self.before + log.seconds + factor * more) / 60 + 0.05, None)
 
     @property
     def _seeds(self) -> list[int]:
@@ -168,6 +173,8 @@ class PlanSearch(RecordSearch[Probe]):
             runs = runs[: int(min(left.runs, len(runs)))]
             if len(runs) == len(wanted):
                 break
+        if not runs and not log.rounds:
+            raise ConfigError(self._too_few(known.prices))
         return runs, {"probes": [[p.method, p.steps, p.rate, p.seed] for p in runs], **facts}
 
     def _first(self, left: BudgetLeft, known: PlanEvidence) -> int:
@@ -201,8 +208,8 @@ class PlanSearch(RecordSearch[Probe]):
         smaller = "" if self.question["probe"] else "a smaller model (--probe, probe=), "
         return (
             f"minutes = {self.budget.minutes:g}: expected {math.ceil(seconds / 6) / 10:g} or more, "
-            f"in which {len(prices)} methods, dense among them, have short runs of {FEWEST} steps "
-            f"on this machine; or give {smaller}fewer methods, or minutes when nothing else runs"
+            f"which short runs of {FEWEST} steps need here and now ({len(prices)} methods, dense "
+            f"among them); or {smaller}fewer methods, or a time when less else runs here"
         )
 
     def name(self, run: Probe) -> str:

@@ -17,7 +17,6 @@ from regimes import cli
 from regimes.base.console import tables
 from regimes.base.console.tables import FoldingTable, Table
 from regimes.records import unpack_records
-from regimes.search.plans.result import Plan
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "data" / "reference"
@@ -95,7 +94,6 @@ def test_a_plan_is_printed_at_the_width_of_the_terminal(
 
     class Found:
         as_table, sentence, save = (lambda _: table), (lambda _: "It is."), (lambda _: [])
-        lines = Plan.lines
 
     monkeypatch.setenv("COLUMNS", str(width))
     module = importlib.import_module("regimes.search.plans.plan")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -25,7 +25,7 @@ from torch import nn
 
 import regimes
 from regimes.base.config import RunConfig, override_fields
-from regimes.base.errors import ConfigError, DataError, RecordError
+from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.compression import make_compressor
 from regimes.cost import measure
 from regimes.cost.job import DataParallelJob
@@ -122,11 +122,13 @@ def test_the_loss_in_the_end_is_on_the_given_curve_of_dense(
     assert plan.rate(plan.best) == plan.config.optimizer.lr  # that of the given trainings
     without = replace(found, smaller=True)
     assert without.table["loss"].isna().all()
-    assert "(--curve, curve=), and there are none." in without.sentence()
-    (tmp_path / "losses.csv").write_text(
-        "steps,loss\n" + "".join(f"{n},{loss}\n" for n, loss in ends.items())
-    )
-    assert read_curve(tmp_path / "losses.csv") == ends
+    assert "(--curve, curve=); known are none." in without.sentence()
+    short = replace(without, curve={2: 1.0, 8: 2.0})
+    assert "(--curve, curve=); known are those of 2 to 8." in short.sentence()
+    for heading, encoding in (("steps,loss\n", "utf-8"), ("", "utf-8"), ("", "utf-8-sig")):
+        lines = heading + "".join(f"{n},{loss}\n" for n, loss in ends.items())
+        (tmp_path / "losses.csv").write_text(lines, encoding=encoding)
+        assert read_curve(tmp_path / "losses.csv") == ends
     assert read_curve(ends) == ends
 
 
@@ -290,6 +292,42 @@ def test_a_stopped_plan_goes_on_as_one_that_was_not(found: regimes.Plan, tmp_pat
         planned(folder, shift=1.0)
 
 
+def test_a_folder_of_another_plan_is_refused_before_anything_is_timed(
+    found: regimes.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regimes.search.plans.priced.price_methods", None)
+    for changed, words in (
+        ({"methods": ["dense/8"]}, r"holds a search with methods \['dense', 'dense, every 4 steps"),
+        ({"link": "1Mbit/s,1ms"}, "holds a search with link"),
+    ):
+        with pytest.raises(RecordError, match=words):
+            planned(cast("Path", found.out), **changed)
+
+
+@pytest.mark.parametrize("budget", [{"runs": 1}, {"runs": 20}])
+def test_a_rate_at_which_nothing_ends_is_one_sentence(
+    budget: dict[str, int], tmp_path: Path
+) -> None:
+    broken = {"optimizer": {"name": "sgd", "lr": 1e28}}
+    with pytest.raises(TrainingError, match="no training of the plan ended with a finite loss"):
+        planned(tmp_path / "broken", **broken, **budget)
+
+
+def test_a_loss_of_the_users_own_is_that_of_the_short_runs(tmp_path: Path) -> None:
+    def twice(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 2 * nn.functional.cross_entropy(output, targets)
+
+    plan = planned(tmp_path / "own", loss=twice, runs=2)
+    assert plan.shown.name == "loss"
+    run = next((tmp_path / "own").rglob("epochs.jsonl")).parent
+    assert regimes.load(run).header["data"]["loss"].endswith("twice")
+
+
+def test_a_method_alone_with_too_few_minutes_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"minutes = 0.0001: expected .* or more"):
+        planned(tmp_path / "alone", methods=["dense"], runs=None, minutes=1e-4)
+
+
 def test_prices_that_were_too_high_are_renewed(
     found: regimes.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +348,7 @@ def test_prices_that_were_too_high_are_renewed(
     steps = (plan.table.set_index("method")["steps"] for plan in (again, found))
     now, before = ({**each} for each in steps)
     assert now == {**before, local: pytest.approx(2 * before[local], abs=1)}
-    assert "The steps that were timed for this differ by 400%" in again.sentence()
+    assert "Half of the timed steps took 5.0 times as long as the fastest" in again.sentence()
 
 
 def test_computing_is_timed_once_for_all_and_the_fastest_step_counts(
@@ -389,7 +427,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
     ("changed", "words"),
     [
         ({"probe": {"model.width": 4}}, "a model for the same data"),
-        ({"loss": 80.0}, "no argument of a training"),
+        ({"loss": 80.0}, "loss = 80.0: expected a function of the model's output"),
         ({"link": None}, "one of the two"),
         ({"link": "fast"}, "expected the form 10Gbit/s,50us"),
         ({"methods": ["powersgd"]}, "a level is missing"),
@@ -407,7 +445,10 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"methods": "dense/4"}, "expected a list, each a text"),
         ({"workers": 1}, "2 or more: one exchanges nothing"),
         ({"batch_size": 100}, "too few for one step of 2 workers x 100"),
-        ({"runs": None, "minutes": 1e-4}, "or more for 2 methods"),
+        (
+            {"runs": None, "minutes": 1e-4},
+            "or more, which short runs of 16 steps need here and now .2 methods",
+        ),
         ({"epoch": 3}, "no argument of a training"),
     ],
 )

@@ -34,8 +34,8 @@ from regimes.cost.methods import (
     describe_whole_layers,
     describe_workers,
     parse_methods,
-    tabulate_curves,
     tabulate_methods,
+    tabulate_seconds,
     usual_methods,
 )
 from regimes.cost.models import MOST_FLOPS, Model, read_model
@@ -198,7 +198,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
         from regimes.plotting.bandwidth import save_bandwidth
 
         title = sentence.partition(":")[0] + f" at {job.link}"
-        numbers = tabulate_curves(job, methods, BANDWIDTHS)
+        numbers = tabulate_seconds(job, methods, BANDWIDTHS)
         save_bandwidth(
             options.figure,
             numbers,

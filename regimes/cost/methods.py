@@ -261,7 +261,7 @@ def seconds_by_bandwidth(job: DataParallelJob, step: Work) -> Any:
     return lambda bandwidth: job.at(bandwidth).seconds(step)
 
 
-def tabulate_curves(
+def tabulate_seconds(
     job: DataParallelJob, methods: Iterable[Method], bandwidths: np.ndarray
 ) -> pd.DataFrame:
     """Compute the seconds of a step over the slow link's bandwidth: method, bandwidth (bits/s),

@@ -52,7 +52,7 @@ from regimes.training.gradients import Gradients, Reduced, set_gradients
 from regimes.training.graphs import Graphs
 from regimes.training.losses import Losses
 from regimes.training.numerics import explain_nondeterminism
-from regimes.training.phases import Phase, list_phases
+from regimes.training.phases import Phase, branch_phases
 from regimes.training.quirks import resolve_quirks
 from regimes.training.rounds import Rounds
 from regimes.training.state import open_record, remaining_phases, save_run
@@ -107,7 +107,7 @@ def run(
             config = resolve_quirks(config)
         phases = [Phase(config, config)]
         if config.branch is not None:
-            phases = list_phases(config, config.branch, out)
+            phases = branch_phases(config, config.branch, out)
         for phase in remaining_phases(phases, out) if resumed else phases:
             resumed = _run_phase(phase, out, resumed, reporters, task)
     return load(out)

@@ -81,7 +81,7 @@ class Phase:
     @property
     def has_changed(self) -> bool:
         """Answer whether earlier units used another configuration."""
-        return any(differing_fields(config, self.config) for _, config in self.earlier)
+        return any(decisive_changes(config, self.config) for _, config in self.earlier)
 
     def ends_local_steps(self, done: int) -> bool:
         """Answer whether the workers must synchronise after so many units, because the next phase
@@ -92,13 +92,13 @@ class Phase:
         return (after.sync_policy is None) != (self.config.sync_policy is None)
 
 
-def differing_fields(before: RunConfig, after: RunConfig) -> dict[str, Any]:
+def decisive_changes(before: RunConfig, after: RunConfig) -> dict[str, Any]:
     """Return the first one's values of the fields that decide numbers and are others in the
     second."""
     return changed_fields(to_dict(before), to_dict(after))
 
 
-def list_phases(config: RunConfig, branch: BranchConfig, out: Path) -> list[Phase]:
+def branch_phases(config: RunConfig, branch: BranchConfig, out: Path) -> list[Phase]:
     """List the phases that a branch in a folder trains itself.
 
     Raises:
@@ -133,7 +133,7 @@ def check_branch(before: RunConfig, after: RunConfig, units: int | None) -> None
     length = units if after.epochs == before.epochs and after.steps == before.steps else None
     if length is not None:
         require(branch.at < length, "branch.at", branch.at, f"one of the run's {length} units")
-    changed, parts = differing_fields(before, after), []
+    changed, parts = decisive_changes(before, after), []
     for field, old in changed.items():
         table = field.partition(".")[0]
         fixed = table in _FIXED and field not in _FREE

@@ -26,7 +26,7 @@ from regimes.records import (
 from regimes.training import checkpoint
 from regimes.training.build import Run
 from regimes.training.changes import Notes, fit_checkpoint
-from regimes.training.phases import Phase, differing_fields
+from regimes.training.phases import Phase, decisive_changes
 
 
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
@@ -60,7 +60,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
                 writer = RecordWriter.create(out, run.header)
             if notes is not None:
                 fields = sorted(
-                    differing_fields(run.phase.config_before(len(run.rows)), run.config)
+                    decisive_changes(run.phase.config_before(len(run.rows)), run.config)
                 )
                 writer.event("changed", epoch=len(run.rows), fields=fields, state=notes)
         except RecordError as error:
@@ -156,7 +156,7 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
     """Restore a checkpoint, under this run's configuration if it was written under another."""
     before, notes = run.phase.config_before(len(run.rows)), None
     try:
-        if differing_fields(before, run.config):
+        if decisive_changes(before, run.config):
             state, notes = fit_checkpoint(run, state, before)
         run.load_state_dict(state)
         if run.phase.has_changed:

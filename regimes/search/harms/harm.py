@@ -18,7 +18,7 @@ from regimes.plotting.looks import METRICS, Metric, find_metric
 from regimes.records.files import record_folder
 from regimes.search.harms.branches import BranchSearch
 from regimes.search.harms.function import FunctionSearch, TrainingFunction
-from regimes.search.harms.kinds import PulseKind, apply_pulse, kinds_of, kinds_of_job, trunk_of
+from regimes.search.harms.kinds import PulseKind, apply_pulse, kinds_of, kinds_of_job, trunk_config
 from regimes.search.harms.result import Harm
 from regimes.search.rounds import SearchBudget, Show
 from regimes.search.subject import read_subject
@@ -114,7 +114,7 @@ def harm(
             return function.search(budget, line)
     require(lower is None, "lower", lower, "none, unless a function trains")
     config, task = read_subject(what, train_data, test_data, set, training)
-    trunk = replace(trunk_of(config), seed=first_seed)
+    trunk = replace(trunk_config(config), seed=first_seed)
     kinds = kinds_of(words, groups, trunk)
     _check_trainable(trunk, kinds, task)
     records = BranchSearch(out, trunk, kinds, task, margin, parts, deletion is not False)

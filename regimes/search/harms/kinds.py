@@ -71,7 +71,7 @@ class PulseKind:
 LEFT_OUT = PulseKind(DELETION, "leaving units out", skip=True)
 
 
-def trunk_of(config: RunConfig) -> RunConfig:
+def trunk_config(config: RunConfig) -> RunConfig:
     """Return the run that pulses disturb: the configuration at one level throughout, its own if its
     policy is static, else "low".
 

@@ -27,8 +27,8 @@ from regimes.cost.methods import (
     USUAL,
     method_work,
     parse_method,
-    tabulate_curves,
     tabulate_methods,
+    tabulate_seconds,
     usual_methods,
 )
 from regimes.cost.models import KNOWN, Model, read_model
@@ -179,7 +179,7 @@ def test_crossings_and_speed_ups() -> None:
                     other.seconds(method_work(other, m)) for m in (method, parse_method("dense"))
                 )
                 assert (fast < slow) == faster
-    numbers = tabulate_curves(step, usual_methods(step), np.array([1e9, 2e9]))
+    numbers = tabulate_seconds(step, usual_methods(step), np.array([1e9, 2e9]))
     at = numbers[numbers["bandwidth"] == 1e9].set_index("method")["seconds"]
     assert at.to_dict() == pytest.approx(frame.set_index("method")["seconds"].to_dict())
 

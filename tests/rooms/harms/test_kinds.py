@@ -16,7 +16,7 @@ from regimes.base.errors import ConfigError
 from regimes.presets import get_grid
 from regimes.records import load_all
 from regimes.search.harms.decide import Pulse
-from regimes.search.harms.kinds import apply_pulse, kinds_of, trunk_of
+from regimes.search.harms.kinds import apply_pulse, kinds_of, trunk_config
 
 LOW = {"name": "static", "level": "low"}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("word", CHANGES)
 def test_a_pulse_changes_these_fields(word: str) -> None:
-    trunk = trunk_of(smoke())
+    trunk = trunk_config(smoke())
     ((name, kind),) = kinds_of([word], [], trunk).items()
     pulse = apply_pulse(trunk, kind, [(1, 2)])
     for field, value in CHANGES[word].items():
@@ -50,7 +50,7 @@ def test_a_pulse_changes_these_fields(word: str) -> None:
 
 
 def test_several_spans_are_a_policy_of_windows() -> None:
-    trunk = trunk_of(smoke())
+    trunk = trunk_config(smoke())
     kind = kinds_of(["high"], ["features.0.*"], trunk)["high in features.0.*"]
     rule = apply_pulse(trunk, kind, [(0, 1), (2, 3)]).policy
     assert rule["name"] == "by-layer"
@@ -66,12 +66,12 @@ def test_several_spans_are_a_policy_of_windows() -> None:
 
 
 def test_the_trunk_has_one_level() -> None:
-    assert trunk_of(smoke()).policy == LOW  # ACCORDION decides there
-    high = trunk_of(smoke("policy=static", "policy.level=high"))
+    assert trunk_config(smoke()).policy == LOW  # ACCORDION decides there
+    high = trunk_config(smoke("policy=static", "policy.level=high"))
     assert high.policy["level"] == "high"
     assert kinds_of(["low"], [], high)["low"].text == "rank 4"
     with pytest.raises(ConfigError, match=r"policy.level = 'low': expected one of mine, dense"):
-        trunk_of(
+        trunk_config(
             smoke("levels={mine=2}", "policy={name='static', level='mine'}", "policy=accordion")
         )
 

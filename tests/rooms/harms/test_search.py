@@ -32,7 +32,7 @@ from regimes.presets.own import read_seeds
 from regimes.records import load_all
 from regimes.search.harms import ladder
 from regimes.search.harms.decide import Pulse
-from regimes.search.harms.kinds import kinds_of, trunk_of
+from regimes.search.harms.kinds import kinds_of, trunk_config
 from regimes.search.rounds import LOG, read_log
 
 UNITS = 4
@@ -306,7 +306,7 @@ def test_the_bytes_of_a_ladder_are_those_of_runs_with_a_shorter_last_unit(tmp_pa
     """Three units of three steps and one of a single step, in which the rate is lowest."""
     rates = "optimizer.schedule=cosine", "optimizer.warmup_epochs=1", "data.train_size=96"
     config = smoke_static("levels.low=8", "steps=10", "unit_steps=3", *rates)
-    kind = kinds_of(["high"], [], trunk_of(config))["high"]
+    kind = kinds_of(["high"], [], trunk_config(config))["high"]
 
     def run(name: str, rule: Any) -> regimes.Record:
         return regimes.run(replace(config, policy=rule), tmp_path / name)

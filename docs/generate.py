@@ -404,7 +404,9 @@ def navigation() -> str:
     """The table of contents: one hidden ``toctree`` for each section of ``nav.toml``."""
     trees = []
     for section in tomllib.loads((ROOT / "docs/nav.toml").read_text(encoding="utf-8"))["section"]:
-        entries = "\n".join(f"{title} <{page}>" for page, title in section["pages"].items())
+        # a page of the findings is written once its records are committed
+        pages = {x: title for x, title in section["pages"].items() if source(x).exists()}
+        entries = "\n".join(f"{title} <{page}>" for page, title in pages.items())
         caption = f":caption: {section['title']}\n" if "title" in section else ""
         trees.append(f"```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```")
     return "\n\n".join(trees)

@@ -88,12 +88,17 @@ def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.Da
         if all(blocks.values()):
             only = len(blocks) == 1
             runs = blocks[claim.sources[0]] if only else pool(blocks, claim.schedules)
-            rows.append(_row(claim, runs))
+            rows.append(judge_one(claim, runs))
     if not rows:
         raise RecordError(
             f"{folder} has no records that a claim is about: expected folders or archives named "
             "like grids, e.g. small or small.tar.xz"
         )
+    return with_outcomes(rows)
+
+
+def with_outcomes(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Rows of `judge_one` with p_holm and outcome."""
     frame = pd.DataFrame(rows)
     frame["p_holm"] = frame.groupby("item", sort=False)["p"].transform(
         lambda p: correct_by_holm(p.to_list())
@@ -103,7 +108,8 @@ def judge(folder: Path, claims: Sequence[Claim] = (*PAPER, *QUESTIONS)) -> pd.Da
     return frame
 
 
-def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
+def judge_one(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
+    """A claim's row of `judge` without what the other claims of its item decide."""
     chosen = [run for run in runs if run.name in claim.schedules]
     check_there(runs, claim.schedules)
     check_setting(chosen, TASK)
@@ -131,7 +137,7 @@ def _row(claim: Claim, runs: Sequence[Record]) -> dict[str, Any]:
 
 def _reached(claim: Claim, runs: Sequence[Record]) -> bool:
     """Does the best schedule reach what the sentence is about? Questions of ours are about any."""
-    if claim not in PAPER:
+    if claim in QUESTIONS:
         return True
     names = claim.sources[0], runs[0].config["data"]["name"]
     least, shown = next((REGIME[n] for n in names if n in REGIME), None), tested_by(runs[0])

@@ -81,13 +81,13 @@ def kappa_at_equal_counts(a: str, b: str, schedule: str, back: int = 1) -> Effec
     return values
 
 
-def overlap(batch: int) -> Effect:
+def overlap(batch: int, schedule: str = "dense") -> Effect:
     """After the first epoch: the share of their top 10 % coordinates that two stochastic gradients
     have in common, mean over pairs, in %."""
 
     def values(runs: Sequence[Record]) -> list[float]:
         shares = []
-        for run in (run for run in runs if run.name == "dense"):
+        for run in (run for run in runs if run.name == schedule):
             lines = [line for line in run.details if line["instrument"] == "overlap"]
             if not lines:
                 raise RecordError(f"{run.folder} recorded no support overlap")

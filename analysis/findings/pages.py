@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 
+from . import sources
 from .checks import FILTERS, ClaimError, check
 from .sources import ROOT
 from .store import Store
@@ -22,11 +23,13 @@ BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re
 # words that a line's end does not part
 TOGETHER = re.compile(r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*")
 SUMMARY = "findings"  # the page above the others
+NEEDS = {"cifar10": "cifar10-fast"}  # pages that are written once these records are committed
 
 
 def names() -> list[str]:
-    """The names of all pages."""
-    return sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("[a-z]*.jinja"))
+    """The names of all pages whose records are there."""
+    found = sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("[a-z]*.jinja"))
+    return [name for name in found if name not in NEEDS or sources.digest(f"{NEEDS[name]}.tar.xz")]
 
 
 def place(name: str) -> Path:
@@ -79,9 +82,16 @@ def _environment(store: Store) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals["check"] = check
+    environment.globals |= {"check": check, "pages": names(), "picture": picture}
     environment.globals.update({key: functools.partial(store.get, key) for key in store.functions})
     return environment
+
+
+def picture(file: str, shows: str) -> str:
+    """A committed picture below ``data/reference``, for a page below ``docs/findings``; nothing
+    where it is not there."""
+    there = (sources.REFERENCE / file).exists()
+    return f"![{shows}](../../data/reference/{file})" if there else ""
 
 
 def write(store: Store) -> list[Path]:

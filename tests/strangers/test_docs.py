@@ -30,6 +30,7 @@ from blocks import PAGES, ROOT, Block, blocks, run
 
 import regimes
 from analysis.__main__ import commands
+from analysis.findings.pages import NEEDS
 from regimes import presets
 from regimes.base.config import override
 from regimes.cli.app import list_options
@@ -372,7 +373,8 @@ def test_every_page_is_in_the_navigation() -> None:
     sections = tomllib.loads(text(DOCS / "nav.toml"))["section"]
     shown = [page for section in sections for page in section["pages"]]
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(shown) == sorted(pages - {"index.md"})
+    later = {f"findings/{name}.md" for name in NEEDS}  # written once their records are committed
+    assert sorted(shown) == sorted(pages - {"index.md"} | later)
 
 
 @pytest.fixture(scope="module")

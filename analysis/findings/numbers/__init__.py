@@ -11,6 +11,7 @@ from . import (
     ladders,
     laws,
     moments,
+    predicted,
     pulses,
     ranges,
     settings,
@@ -31,4 +32,5 @@ NUMBERS = number_functions(
     settings,
     choices,
     clocks,
+    predicted,
 )

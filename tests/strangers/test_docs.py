@@ -180,6 +180,14 @@ def test_commands_are_those_of_the_command_line() -> None:
             assert module in figures, line
 
 
+def test_no_comment_of_a_shell_block_hides_a_command() -> None:
+    """Lines that were joined to fill a paragraph leave the first command and a long comment."""
+    for page, block in ((p, b) for p in PAGES for b in blocks(p) if b.language == "sh"):
+        for line in block.code.splitlines():
+            _, _, comment = line.partition(" #")
+            assert not re.search(r"(?<!`)\bregimes [a-z]+ [\w-]", comment), f"{page.name}: {line}"
+
+
 @functools.cache
 def figures_offered() -> set[str]:
     return {*find_figures()}

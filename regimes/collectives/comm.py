@@ -211,7 +211,7 @@ class Comm:
             own = [(x, n) for x, n in zip(parts, shares, strict=True) if x.dtype == dtype]
             layers = [i for _, share in own for i in share]
             sizes = [n for _, share in own for n in share.values()]
-            numbers = sum(part.numel() for part, _ in own) // parts[0].shape[0]
+            numbers = sum(part.numel() // part.shape[0] for part, _ in own)
             assert sum(sizes) == numbers, f"{numbers} numbers, of layers {sum(sizes)}"
             self._count_numbers(kind, layers, sizes, dtype)
 
@@ -219,8 +219,8 @@ class Comm:
         """Count one part of each layer."""
         for dtype in {part.dtype for part in parts}:
             own = [(i, x) for i, x in zip(layers, parts, strict=True) if x.dtype == dtype]
-            rows = own[0][1].shape[0]
-            sizes = [part.numel() // rows for _, part in own]
+            # an instrument's parts may differ in rows: one of all workers, one of each
+            sizes = [part.numel() // part.shape[0] for _, part in own]
             self._count_numbers(kind, [i for i, _ in own], sizes, dtype)
 
     def _count_numbers(

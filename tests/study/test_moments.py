@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,6 @@ from analysis.plugins.moments import Moments, density, top_share
 from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError
 from regimes.instruments.base import Reading
-from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
@@ -210,38 +208,6 @@ def test_frozen_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     single = [top_share(g, 1) for g in own]
     assert row["moments-frozen:single-top1"] == pytest.approx(np.mean(single))
     assert record.details[-1]["gradient"] == "batch of 16 at the end of an epoch"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("union", [pytest.param("true", marks=pytest.mark.slow), "false"])
-def test_two_processes_equal_one(union: str, tmp_path: Path) -> None:
-    c = config(f"union_pass={union}")
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
-    for a, b in zip(ours, theirs, strict=True):
-        names = [name for name in a["model"] if name.startswith("moments")]
-        assert len(names) == 26
-        for name in names:
-            pairs = [(a["model"][name], b["model"][name])]
-            pairs += zip(a["statistics"][name], b["statistics"][name], strict=True)
-            for mine, other in pairs:
-                assert mine == (other and pytest.approx(other, rel=1e-5, abs=1e-9)), name
-        assert a["bytes"] == b["bytes"]
-
-
-@pytest.mark.parametrize("union", ["true", "false"])
-def test_a_run_with_both_ends_in_the_same_bits(union: str, tmp_path: Path) -> None:
-    c = config("dtype=float32", f"union_pass={union}")
-    regimes.run(replace(c, instruments={}), tmp_path / "without")
-    record = regimes.run(c, tmp_path / "with")
-    assert record.epochs["moments:noise-density"].gt(0).all()
-    assert record.epochs["moments-frozen:noise-density"].gt(0).all()
-    ours, theirs = weights(tmp_path / "with"), weights(tmp_path / "without")
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
-    for a, b in zip(*rows, strict=True):
-        assert all(a[k] == b[k] for k in ("train_loss", "test_loss", "metric", "floats"))
 
 
 # -- bad input -------------------------------------------------------------------------------

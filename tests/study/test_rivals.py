@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 import torch
@@ -168,22 +167,6 @@ def test_the_sum_is_that_of_a_run_with_the_compressor(
         assert torch.equal(total, so_far)
 
 
-@pytest.mark.slow
-def test_on_two_processes_as_on_one(tmp_path: Path) -> None:
-    tables = [{"name": "topk", "level": 5}, {"name": "powersgd", "level": 1}]
-    run = replace(
-        config("model.width=2", "union_pass=false", epochs=2),
-        instruments={"rivals": {"tables": tables}},
-    )
-    regimes.run(run, tmp_path / "one")
-    forked.train(run, tmp_path / "two", 2)
-    one, two = (load(tmp_path / x).details for x in ("one", "two"))
-    for mine, theirs in zip(one, two, strict=True):
-        for a, b in zip(mine["rivals"], theirs["rivals"], strict=True):
-            for error in ("once", "summed"):
-                assert a[error] == pytest.approx(b[error], rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
@@ -244,14 +227,6 @@ def test_the_figure_has_the_means_of_the_record(
     assert rows.loc["acp-sgd, iterations 2", "summed"] == pytest.approx(geometric(summed))
     share = runs[0].details[0]["rivals"][0]["bytes"] / runs[0].header["per_step"]["dense"]["bytes"]
     assert rows.loc["topk", "bytes"] == share
-    paths = error_per_float.main(tmp_path / "runs", tmp_path / "out")
-    assert {path.name for path in paths} == {
-        "rivals.png",
-        "rivals.svg",
-        "rivals.csv",
-        "rivals.md",
-    }
-    assert "acp-sgd, iterations 2" in capsys.readouterr().out
 
 
 def test_a_run_without_readings(tmp_path: Path) -> None:

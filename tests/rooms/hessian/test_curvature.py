@@ -11,7 +11,6 @@ import pytest
 import scipy.linalg
 import torch
 import torch.distributed
-from ddp_scripts import group
 from probes import Quadratic, data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
@@ -281,40 +280,3 @@ def test_labels_are_drawn_as_the_model_expects_them():
 def test_bad_input_is_one_sentence(hessian, call, sentence):
     with pytest.raises(ConfigError, match=sentence):
         call(hessian)
-
-
-def measure(batches, mean=None, first_sample=0, processes=None):
-    """A tour of the instruments over this process's part of the probe set."""
-    product = HessianProduct(net(), cross_entropy, batches, mean=mean)
-    ends = eigenvalues(product, largest=1, smallest=1, tolerance=1e-4, max_seconds=600.0)
-    fisher = fisher_trace(net(), batches, mean=mean, first_sample=first_sample, processes=processes)
-    return torch.tensor(
-        [
-            product.loss_value,
-            float(product.gradient.norm()),
-            *ends.largest,
-            *ends.smallest,
-            trace(product, products=3).value,
-            *(e.value for e in layer_traces(product, probes=2).values()),
-            fisher.total.value,
-            fisher.total.error,
-            fisher.total.samples,
-            *(e.error for e in fisher.layers.values()),
-        ],
-        dtype=torch.float64,
-    )
-
-
-def process(rank):
-    def mean(flat):
-        out = flat.clone()
-        torch.distributed.all_reduce(out)
-        return out / 2
-
-    return measure([split(data(), 6, 6)[rank]], mean, first_sample=6 * rank, processes=2)
-
-
-def test_two_processes_measure_the_union():
-    first, second = group.run(process, 2)
-    assert torch.equal(first, second)
-    assert torch.allclose(first, measure([data()]), rtol=1e-9, atol=1e-12)

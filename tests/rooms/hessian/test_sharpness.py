@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from configs import smoke as config
-from ddp_scripts import group
 from probes import Quadratic, data, net, split
 from torch import Tensor, nn
 
@@ -85,27 +84,6 @@ def test_of_a_network_by_scanning_the_loss() -> None:
     )
     assert again.rate == pytest.approx(found.rate, rel=1 / 16)
     assert again.forwards <= 8  # from a good guess: two to bracket, four or five to bisect
-
-
-def half(rank: int, whole: list[float]) -> torch.Tensor:
-    """In one of two processes whose losses are two bowls: (rate, passes)."""
-
-    def mean(flat: Tensor) -> Tensor:
-        out = flat.clone()
-        torch.distributed.all_reduce(out)
-        return out / 2
-
-    model = bowl([2 * value if rank == place else 0.0 for place, value in enumerate(whole)])
-    found = critical_sharpness(model, flat_loss, [torch.zeros(2)], mean=mean, tolerance=TIGHT)
-    return torch.tensor([found.rate, found.forwards], dtype=torch.float64)
-
-
-def test_two_processes_find_the_sharpness_of_their_mean_loss() -> None:
-    """Each sees one direction of the bowl, with twice its curvature."""
-    found = critical_sharpness(bowl([3.0, 0.5]), flat_loss, [torch.zeros(2)], tolerance=TIGHT)
-    first, second = group.run(half, 2, [3.0, 0.5])
-    assert torch.equal(first, second)
-    assert first.tolist() == pytest.approx([found.rate, found.forwards], rel=1e-12)
 
 
 def test_where_nothing_rises_there_is_no_number() -> None:

@@ -5,15 +5,17 @@ Their values are checked against closed forms and other libraries in test_curvat
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import forked
 import pytest
 import torch
 from configs import smoke as config
-from runs import resumed_alike, weights
+from runs import break_off, resumed_alike, rows, same_bits, same_weights, weights
 from torch import nn
 
 import regimes
@@ -28,27 +30,40 @@ from regimes.policies.replay.replay import signal_cost
 from regimes.records import read_lines
 from regimes.training import build
 
-EVERYTHING = {
-    "norms": {},
+PROBE = {"images": 8, "batch": 4}
+UNION = {  # what needs no gradient of one worker
+    "msdr": {},
+    "error": {"stride": 1},
+    "cosine": {"stride": 2},
+    "overlap": {"batches": [8, 30], "every": 2},
+    "moments": {},
+    "moments-frozen": {"count": 6},
+    "fisher": PROBE,
+    "sharpness": PROBE,
+}
+RIVALS = {
+    "tables": [
+        {"name": "topk", "level": 5},
+        {"name": "powersgd", "level": 1},
+        {"name": "quantise", "level": 4},
+    ]
+}
+APART: dict[str, Any] = {
+    **UNION,
+    "residual": {},  # of a joint pass it is that of the mean
+    "norms": {"readings": ["update", "global", "local-mean", "worker0", "movement"]},
+    "noise": {},
+    "rivals": RIVALS,
     "curvature": {
-        "images": 40,
-        "batch": 20,
+        **PROBE,
         "modes": ["eval", "batch-statistics"],
         "probes": 2,
         "layers": True,
         "smallest": 1,
-        "max_products": 30,
-    },
-    "fisher": {"images": 40, "batch": 20},
-    "sharpness": {"images": 40, "batch": 20},
-    "rivals": {
-        "tables": [
-            {"name": "topk", "level": 5},
-            {"name": "powersgd", "level": 1},
-            {"name": "quantise", "level": 4},
-        ]
+        "max_products": 6,
     },
 }
+EVERYTHING = {"union": UNION, "apart": APART}
 
 
 def small(**changes: object) -> RunConfig:
@@ -56,26 +71,76 @@ def small(**changes: object) -> RunConfig:
     return replace(c, **changes)  # type: ignore[arg-type]
 
 
-def test_every_instrument_on_ends_in_the_same_bits(tmp_path: Path) -> None:
-    none = regimes.run(small(epochs=2), tmp_path / "none")
-    every = regimes.run(small(epochs=2, instruments=EVERYTHING), tmp_path / "all")
-    other = weights(tmp_path / "all")  # BatchNorm buffers are among them
-    assert all(torch.equal(t, other[n]) for n, t in weights(tmp_path / "none").items())
-    assert none.epochs["train_loss"].tolist() == every.epochs["train_loss"].tolist()
-    for name in (
-        "eigenvalue",
-        "eigenvalue:batch",
-        "eigenvalue_min",
-        "hessian_trace",
-        "critical_sharpness",
-    ):
-        assert every.epochs[name].notna().all(), name
-    assert {"eigenvalue", "hessian_trace", "fisher_trace"} <= set(every.layers)
-    first = every.epochs.iloc[0]
-    by_layer = every.layers.query("epoch == 0")
-    assert by_layer["fisher_trace"].sum() == pytest.approx(first["fisher_trace"], rel=1e-5)
-    assert first["eigenvalue"] >= by_layer["eigenvalue"].max() * (1 - 1e-2)  # interlacing
-    assert first["eigenvalue_min"] < first["eigenvalue"]
+@pytest.fixture(scope="module", params=EVERYTHING)
+def measured(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    """A run with every instrument on, in float64."""
+    union = request.param == "union"
+    c = small(instruments=EVERYTHING[request.param], dtype="float64", union_pass=union)
+    out = tmp_path_factory.mktemp("measured")
+    regimes.run(c, out / "whole")
+    return c, out / "whole"
+
+
+def test_every_instrument_on_ends_in_the_same_bits(
+    measured: tuple[RunConfig, Path], tmp_path: Path
+) -> None:
+    c, folder = measured
+    regimes.run(replace(c, instruments={}), tmp_path)
+    same_weights(tmp_path, folder)  # BatchNorm buffers are among them
+    for mine, theirs in zip(rows(tmp_path), rows(folder), strict=True):
+        for key in ("train_loss", "test_loss", "metric", "floats"):
+            assert mine[key] == theirs[key], key
+        for key in ("level", "why", "floats"):
+            assert mine["layers"][key] == theirs["layers"][key], key
+    every = regimes.load(folder)
+    for name in c.instruments:
+        assert SHOWN.get(name, name) in {*every.epochs, *every.layers}, name
+
+
+SHOWN = {  # a column of an instrument
+    "norms": "norm:worker0",
+    "noise": "noise_scale",
+    "overlap": "overlap:b8",
+    "moments": "moments:null-top1",
+    "moments-frozen": "moments-frozen:null-top1",
+    "curvature": "eigenvalue:batch",
+    "fisher": "fisher_trace",
+    "error": "error:low",
+    "sharpness": "critical_sharpness",
+    "rivals": "seconds_rivals",
+}
+
+
+def test_two_processes_measure_the_union(measured: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    c, folder = measured
+    forked.train(c, tmp_path, 2)
+    sizes = [math.prod(layer["shape"]) for layer in regimes.load(folder).header["layers"]]
+    gathered = 8 * sum(sizes) if "rivals" in c.instruments else 0  # by `rivals`, of real processes
+    for mine, theirs in zip(rows(folder), rows(tmp_path), strict=True):
+        assert mine["bytes"] + mine["steps"] * gathered == theirs["bytes"]
+        for key in ("model", "statistics"):
+            assert close(mine[key], theirs[key]), (key, mine[key], theirs[key])
+    ours, others = (read_lines(path / "instruments.jsonl") for path in (folder, tmp_path))
+    for one, other in zip(ours, others, strict=True):
+        assert close(one, other), (one, other)
+
+
+def close(one: Any, other: Any) -> bool:
+    """Equal tables; their numbers but for rounding."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return bool(
+        other == (pytest.approx(one, rel=1e-4, abs=1e-8) if isinstance(one, float) else one)
+    )
+
+
+def test_warm_starts_survive_a_resume(measured: tuple[RunConfig, Path], tmp_path: Path) -> None:
+    c, folder = measured
+    break_off(c, tmp_path, 2)
+    regimes.run(c, tmp_path, resume=True)
+    same_bits(folder, tmp_path)
 
 
 def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> None:
@@ -94,30 +159,12 @@ def test_the_recorded_eigenvalue_is_that_of_the_last_weights(tmp_path: Path) -> 
     assert last == pytest.approx(float(found.largest[0]), rel=1e-4)
 
 
-@pytest.mark.slow
-def test_two_processes_measure_the_union(tmp_path: Path) -> None:
-    c = small(instruments=EVERYTHING, dtype="float64")
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two")]
-    for mine, theirs in zip(*rows, strict=True):
-        assert mine["model"] == pytest.approx(theirs["model"], rel=1e-5)
-        for name, values in mine["statistics"].items():
-            assert values == pytest.approx(theirs["statistics"][name], rel=1e-4, abs=1e-8), name
-
-
-@pytest.mark.slow
-def test_warm_starts_survive_a_resume(tmp_path: Path) -> None:
-    c = small(instruments=EVERYTHING)
-    resumed_alike(c, tmp_path, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
         ("error", {"stride": 2}),
         ("cosine", {"stride": 5}),  # of three epochs of three steps the second has one
-        ("rivals", EVERYTHING["rivals"]),
+        ("rivals", RIVALS),
     ],
 )
 def test_a_reading_is_of_its_epoch_also_where_not_every_epoch_is_read(

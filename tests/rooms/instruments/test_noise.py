@@ -6,20 +6,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
 import torch
 from configs import smoke
 from contexts import without_data as context
-from runs import weights
 from torch import nn
 
 import regimes
-from regimes.base.config import RunConfig, override
+from regimes.base.config import RunConfig
 from regimes.instruments.base import Reading
 from regimes.instruments.noise import Msdr, MsdrGauge, Noise, NoiseGauge
-from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
@@ -195,31 +192,3 @@ def test_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
     assert row["diversity"] == pytest.approx(small / (4 * large), rel=1e-9)
     assert math.isnan(row["msdr"])
     assert {"noise_scale", "diversity", "msdr"} <= set(record.layers)
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    c = config(BOTH)
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    ours, theirs = (read_lines(tmp_path / x / "epochs.jsonl") for x in ("one", "two"))
-    for a, b in zip(ours, theirs, strict=True):
-        for name in ("noise_scale", "diversity", "msdr"):
-            assert a["model"][name] == pytest.approx(b["model"][name], rel=1e-9)
-            for mine, other in zip(a["statistics"][name], b["statistics"][name], strict=True):
-                assert mine == (other and pytest.approx(other, rel=1e-6, abs=1e-9))
-        assert a["bytes"] == b["bytes"]
-
-
-@pytest.mark.parametrize("union", ["true", "false"])
-def test_a_run_with_it_ends_in_the_same_bits(union: str, tmp_path: Path) -> None:
-    c = config("dtype=float32", f"union_pass={union}")
-    used = "instruments={msdr={}}" if union == "true" else BOTH
-    regimes.run(c, tmp_path / "without")
-    record = regimes.run(override(c, [used]), tmp_path / "with")
-    assert record.epochs["msdr"].gt(0).all()
-    ours, theirs = weights(tmp_path / "with"), weights(tmp_path / "without")
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
-    for a, b in zip(*rows, strict=True):
-        assert all(a[k] == b[k] for k in ("train_loss", "test_loss", "metric", "floats"))

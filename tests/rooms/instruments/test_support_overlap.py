@@ -9,17 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import forked
 import numpy as np
 import pytest
 import torch
 from configs import smoke
 from contexts import with_gradients as context
-from runs import weights
 from torch import Tensor, nn
 
 import regimes
-from regimes.base.config import RunConfig, override
+from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.world import World
 from regimes.instruments import support_overlap
@@ -31,7 +29,6 @@ from regimes.instruments.support_overlap import (
     support,
     train_on_batch_statistics,
 )
-from regimes.records import read_lines
 from regimes.training import build
 
 torch.set_num_threads(1)
@@ -186,38 +183,6 @@ def test_each_draw_size_and_epoch_has_random_numbers_of_its_own(
 
 
 # -- equivalence, no trace -------------------------------------------------------------------
-
-
-def statistics(folder: Path) -> list[dict[str, Any]]:
-    return [
-        {"model": row["model"], **{k: v for k, v in row["statistics"].items() if "overlap" in k}}
-        for row in read_lines(folder / "epochs.jsonl")
-    ]
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one(tmp_path: Path) -> None:
-    c = config(INSTRUMENT)
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    assert statistics(tmp_path / "one") == statistics(tmp_path / "two")
-    ours, theirs = (read_lines(tmp_path / x / "instruments.jsonl") for x in ("one", "two"))
-    assert ours == theirs
-    assert [line["epoch"] for line in ours] == [0, 2]
-    sent = [[r["bytes"] for r in read_lines(tmp_path / x / "epochs.jsonl")] for x in ("one", "two")]
-    assert sent[0] == sent[1]
-
-
-def test_a_run_with_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    c = config("dtype=float32")
-    regimes.run(c, tmp_path / "without")
-    regimes.run(override(c, [INSTRUMENT]), tmp_path / "with")
-    ours, theirs = weights(tmp_path / "with"), weights(tmp_path / "without")
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("with", "without")]
-    for a, b in zip(*rows, strict=True):
-        for key in ("train_loss", "test_loss", "metric", "floats"):
-            assert a[key] == b[key], key
 
 
 def test_traffic_is_the_bits_of_the_supports() -> None:

@@ -140,20 +140,6 @@ def test_the_caption_says_how_far_a_score_looks_back(
     assert words in " ".join(fig.get_supxlabel().split())
 
 
-def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = agreement.main(REFERENCE / "small-signals.tar.xz", "low", out=tmp_path)
-    assert {path.name for path in paths} == {
-        "agreement.png",
-        "agreement.svg",
-        "agreement.csv",
-        "agreement-pairs.csv",
-        "agreement-detectors.csv",
-    }
-    printed = capsys.readouterr().out
-    assert "with eigenvalue; other runs are of other seeds" in printed
-    assert "first epochs" in printed
-
-
 def test_runs_without_statistics_or_a_reference_are_one_sentence(runs: list[Record]) -> None:
     with pytest.raises(RecordError, match="recorded no 'sharpness', with which"):
         with_reference(over_seeds(pairs(scored(runs))), "sharpness")

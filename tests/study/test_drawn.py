@@ -121,6 +121,34 @@ CASES: dict[str, tuple[Any, ...]] = {
     "signals": ("signals", "small-signals/low/seed-1000"),
 }
 WORDS = {"levels": (0,)}  # axes whose cells are words
+BESIDE = {"differences", "table"}
+TABLES = {  # that a command leaves beside the figure's
+    **dict.fromkeys(("figure2a", "figure2b"), BESIDE),
+    **{
+        name: {f"{name}-{table}" for table in BESIDE}
+        for name in ("figure8", "figure11", "controls", "curves")
+    },
+    "figure5": {f"figure5-{table}" for table in (*BESIDE, "decided")},
+    "figure3-low": {"figure3-low-detectors", "figure3-low-pairs"},
+    "agreement": {"agreement-detectors", "agreement-pairs"},
+    "criticality": {
+        f"criticality-{table}"
+        for table in (
+            "against-dull",
+            "onsets",
+            "pulses",
+            "recovery",
+            "runs",
+            "scores",
+            "scores-by-seed",
+        )
+    },
+    "equal-epochs": {"equal-epochs-clocks"},
+    "law": {"law-exponents", "law-pulses"},
+    "mechanism": {"ranges"},
+    "narrowing": {"largest"},
+    "tournament": {"arms", "differences", "timings"},
+}
 
 
 # -- records and commands --------------------------------------------------------------------
@@ -194,6 +222,7 @@ def test_what_is_drawn_is_in_the_table(name: str, make: Callable[..., list[Made]
     """And a line whose last point is moved is seen."""
     offer, source, words, *more = (*CASES[name], ())[: max(3, len(CASES[name]))]
     (made,) = (one for one in make(offer, source, *words) if one.name == name)
+    assert {*made.tables} == TABLES.get(name, set())
     tables = [made.table, *made.tables.values(), *(also(made) for also in more)]
     assert complaints(made.figure, tables, WORDS.get(name, ())) == []
     assert [said for rows in tables for said in interval_complaints(rows)] == []

@@ -63,23 +63,15 @@ def test_the_mean_is_over_seeds_behind_the_warm_up(runs: list[Record]) -> None:
     assert row["largest"] == kept["product"].max()
 
 
-@pytest.mark.slow
-def test_the_command_draws_and_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = edge.main(REFERENCE / "rates-edge.tar.xz", tmp_path)
-    assert {path.name for path in paths} == {"edge.png", "edge.svg", "edge.csv", "edge.md"}
-    assert "edge: 1.36" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("source", "part"),
-    [
-        ("rates", "no eigenvalue:batch was recorded"),
-        ("small", "does not have the form 'ARM at RATE'"),
-    ],
-)
-def test_runs_without_either_are_one_sentence(source: str, part: str) -> None:
-    with pytest.raises(RecordError, match=part):
-        edge.products(load_all(REFERENCE / f"{source}.tar.xz")[:1])
+def test_runs_without_either_are_one_sentence(runs: list[Record]) -> None:
+    unread = replace(runs[0], rows=[{**row, "model": {}} for row in runs[0].rows])
+    unnamed = replace(runs[0], header=runs[0].header | {"config": runs[0].config | {"name": "low"}})
+    for run, part in (
+        (unread, "no eigenvalue:batch was recorded"),
+        (unnamed, "does not have the form 'ARM at RATE'"),
+    ):
+        with pytest.raises(RecordError, match=part):
+            edge.products([run])
 
 
 def test_an_unfinished_run_is_one_sentence(runs: list[Record]) -> None:

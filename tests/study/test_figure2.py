@@ -20,7 +20,7 @@ from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.base.errors import RecordError
 from regimes.base.statistics import t_interval
-from regimes.plotting import canvas, style
+from regimes.plotting import canvas
 from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
 from regimes.plotting.schedules import tabulate_schedules
 from regimes.records import load_all, read_lines
@@ -183,32 +183,6 @@ def test_interval_against_scipy() -> None:
     ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
     assert t_interval(values) == pytest.approx((np.mean(values), *ends))
     assert np.isnan(t_interval([1.0])[1:]).all()
-
-
-@pytest.mark.slow
-def test_command_writes_figures_and_numbers(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = figure2.main(folder, tmp_path / "a")
-    assert {p.name for p in paths} == {
-        "table.csv",
-        "table.md",
-        "differences.csv",
-        *(f"{n}.{k}" for n in ("figure2a", "figure2b", "levels") for k in ("png", "svg", "csv")),
-    }
-    for path in paths:
-        if path.suffix == ".png":
-            assert path.read_bytes().startswith(b"\x89PNG")
-            assert path.stat().st_size > 20_000
-    drawn, numbers = figure2.level_map(load_all(folder))
-    for path in style.save(drawn, tmp_path / "b" / "levels", numbers):
-        again = tmp_path / "a" / path.name
-        assert path.read_bytes() == again.read_bytes()  # the same numbers, the same bytes
-    written = pd.read_csv(tmp_path / "a" / "figure2b.csv")
-    pd.testing.assert_frame_equal(written, figure2.figure2b(load_all(folder))[1])
-    printed = capsys.readouterr().out
-    assert "low-in-critical - low-late" in printed
-    assert str(tmp_path / "a" / "levels.png") in printed.replace("\n", "")
 
 
 @pytest.mark.parametrize("draw", [figure2.figure2b, compare.table])

@@ -89,18 +89,6 @@ def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
     assert figure3.CONTROL not in {*numbers["signal"]}
 
 
-def test_the_command_writes_its_figure(tmp_path: Path) -> None:
-    paths = figure3.main(REFERENCE / "small-signals.tar.xz", tmp_path)
-    assert {p.name for p in paths} == {
-        "figure3-low.png",
-        "figure3-low.svg",
-        "figure3-low.csv",
-        "figure3-low-detectors.csv",
-        "figure3-low-pairs.csv",
-    }
-    assert all(p.stat().st_size > 100 for p in paths)
-
-
 def test_readings_of_every_second_epoch_are_one_line(runs: list[Record]) -> None:
     """As ``curvature.every = 2`` leaves them; the norm has all epochs."""
     few = [

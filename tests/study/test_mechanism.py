@@ -14,7 +14,6 @@ from torch import Tensor
 
 import regimes
 from analysis.common import panels
-from analysis.rates import usable
 from analysis.rates.usable import end, ends, entries, rules, table
 from regimes.base.config import DENSE
 from regimes.base.errors import RecordError
@@ -235,28 +234,3 @@ def test_a_seed_without_the_best_rate_is_one_sentence() -> None:
     each = _made()
     with pytest.raises(RecordError, match=r"'rank 1' has no run at 0\.2 with seed 1"):
         ends(each.drop(each.query("arm == 'rank 1' and rate == 0.2 and seed == 1").index), ACCURACY)
-
-
-@pytest.mark.slow
-def test_the_command_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = get_grid("rates-smoke")
-    for name in ("dense at 0.05", "dense at 0.4", "rank 1 at 0.05", "rank 1 at 0.4"):
-        short = replace(grid[name], epochs=1, seed=7)
-        short = replace(short, data=replace(short.data, train_size=64, test_size=32))
-        regimes.run(short, tmp_path / "runs" / name)
-    paths = usable.main((tmp_path / "runs",), tmp_path / "out")
-    assert {path.name for path in paths} == {
-        "mechanism.png",
-        "mechanism.svg",
-        "mechanism.csv",
-        "ranges.csv",
-        "ranges.md",
-    }
-    assert "own best within 5 points" in capsys.readouterr().out
-    each = entries(load_all(tmp_path / "runs"), ACCURACY)
-    assert each["rate"].to_list() == [0.05, 0.4] * 2
-    other = replace(grid["dense at 0.1"], name="dense", epochs=1)
-    other = replace(other, data=replace(other.data, train_size=64, test_size=32))
-    regimes.run(other, tmp_path / "runs" / "other")
-    with pytest.raises(RecordError, match="the name 'dense' does not have the form 'ARM at RATE'"):
-        entries(load_all(tmp_path / "runs"), ACCURACY)

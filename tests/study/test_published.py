@@ -139,11 +139,3 @@ def test_batch_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
     )
     found = published.of(load_all(tmp_path)[0], looks.find_metric("accuracy"))
     assert set(found["level"]) == {"512", "4096", "accordion"}
-
-
-@pytest.mark.slow
-def test_the_command_draws_all_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = published.main(tmp_path)
-    assert len(pd.read_csv(paths[2])) == len(published.runs())
-    assert paths[0].stat().st_size > 100_000
-    assert capsys.readouterr().out.count("accordion") == 19

@@ -155,22 +155,3 @@ def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch)
             assert list(line.get_xdata()) == list(part["share"])
             assert list(line.get_ydata()) == list(part["of_dense"])
             assert len(part)
-
-
-@pytest.mark.slow
-def test_the_command_leaves_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(
-        quadratic,
-        "simulated",
-        lambda level, momentum, feedback: (2.0, 1.0) if level == "dense" else (0.5, 0.25),
-    )
-    paths = quadratic.main(tmp_path)
-    assert {path.name for path in paths} == {
-        "quadratic.png",
-        "quadratic.svg",
-        "quadratic.csv",
-        "quadratic.md",
-    }
-    assert "feedback" in capsys.readouterr().out
-    written = (tmp_path / "quadratic.md").read_text()
-    assert "rank 4" in written

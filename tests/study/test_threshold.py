@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ddp_scripts import group
 from torch import Tensor
 
 from analysis.plugins.threshold import Threshold
 from regimes.base.config import DENSE, Level
 from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
-from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
@@ -59,33 +57,6 @@ def test_it_is_the_published_algorithm(feedback: bool) -> None:
         torch.testing.assert_close(update, torch.tensor(wanted, dtype=F64), rtol=1e-12, atol=1e-12)
         most = max(sum(x != 0 for x in row) for row in sent)
         assert to.world.meter.take_counts().layers[0].bytes == 4 + 12 * most
-
-
-def tour(world: World) -> list[Tensor]:
-    to, found = reducer(world), []
-    levels: list[Level] = [LEVEL, 1e9, 0.1, DENSE, LEVEL]  # 1e9: nobody sends anything
-    for t, level in enumerate(levels):
-        found.append(step(to, t, level))
-    (residual,) = to.residuals()
-    assert residual is not None
-    return [*found, residual]
-
-
-def process(rank: int) -> list[Tensor]:
-    return tour(ProcessWorld(WORKERS, torch.device("cpu")))
-
-
-@pytest.mark.slow
-def test_two_processes_are_the_simulation() -> None:
-    simulated, (first, second) = tour(World(WORKERS)), group.run(process, 2)
-    assert not simulated[1].any()
-    for i, (ours, one, other) in enumerate(
-        zip(simulated[:-1], first[:-1], second[:-1], strict=True)
-    ):
-        assert torch.equal(one, other)
-        torch.testing.assert_close(one, ours, rtol=1e-12, atol=1e-12, msg=str(i))
-    both = torch.cat([first[-1], second[-1]])
-    torch.testing.assert_close(both, simulated[-1], rtol=1e-12, atol=1e-12)
 
 
 def test_the_low_level_is_the_lower_threshold() -> None:

@@ -437,14 +437,14 @@ def test_the_law_is_shown_only_by_an_interval(value: float, half: float, n: int)
 # -- captions --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", [[1], [2, 2], [3, 1], [5]])
-@pytest.mark.parametrize(("bands", "bars"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("drawn", [1, 30])
-def test_a_caption_names_the_bands_and_bars_that_are_drawn(
-    counts: list[int], bands: bool, bars: bool, drawn: int
-) -> None:
-    text = style.intervals_in_words(counts, drawn, bands, bars or drawn > style.MANY)
-    many = max(counts) >= 3
-    assert ("bands" in text) == (many and bands and drawn == 1)
-    assert ("bars" in text) == (many and (bars or drawn > style.MANY))
-    assert ("95 %" in text) == many
+def test_a_caption_names_the_bands_and_bars_that_are_drawn() -> None:
+    for counts, bands, bars, drawn in itertools.product(
+        ([1], [2, 2], [3, 1], [5]), (True, False), (True, False), (1, 30)
+    ):
+        if not (bands or bars):
+            continue
+        text = style.intervals_in_words(counts, drawn, bands, bars or drawn > style.MANY)
+        many = max(counts) >= 3
+        assert ("bands" in text) == (many and bands and drawn == 1)
+        assert ("bars" in text) == (many and (bars or drawn > style.MANY))
+        assert ("95 %" in text) == many

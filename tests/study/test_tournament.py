@@ -340,28 +340,6 @@ def _last(run) -> float:  # type: ignore[no-untyped-def]
     return 100 * sum(row["metric"] for row in run.rows[-3:]) / 3
 
 
-def test_the_command_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = tournament.main(REFERENCE / "small-ladder.tar.xz", out=tmp_path)
-    assert {path.name for path in paths} == {
-        "tournament.png",
-        "tournament.svg",
-        "tournament.csv",
-        "arms.csv",
-        "differences.csv",
-        "timings.csv",
-        "tables.md",
-    }
-    drawn = pd.read_csv(tmp_path / "tournament.csv")
-    network = tournament_figure.SLOW
-    panels = ["accuracy", "difference", "floats", "bytes", network]
-    assert list(dict.fromkeys(drawn["panel"])) == panels
-    best = drawn[drawn["panel"] == "accuracy"].set_index("place")["value"].sort_index()
-    assert best.is_monotonic_decreasing
-    said = capsys.readouterr().out
-    assert "control, same floats" in said
-    assert "accordion 4-1" in said
-
-
 def test_the_same_arms_at_one_rate_are_set_beside_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,15 @@ def same_text(a: Path, b: Path) -> None:
         assert difference <= 1e-9, name
 
 
+class Reporter:
+    """One that does nothing: a test overrides what it watches."""
+
+    def start(self, header: Any, rows: Any) -> None: ...
+    def step(self, epoch: int, done: int, steps: int) -> None: ...
+    def epoch(self, row: Any, seconds: Any) -> None: ...
+    def stop(self, message: str) -> None: ...
+
+
 def stop_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the trainer, as Ctrl-C does, when this many units are over."""
     original = loop._train_unit

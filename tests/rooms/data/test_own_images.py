@@ -17,7 +17,7 @@ from PIL import Image
 
 import regimes
 from regimes.base.config import DataConfig
-from regimes.base.errors import ConfigError, DataError
+from regimes.base.errors import DataError
 from regimes.data import image_folder
 from regimes.data.images import load_images
 
@@ -152,9 +152,8 @@ def test_no_image_is_on_both_sides_and_each_class_on_both(pets: Path) -> None:
     assert set(found.test_y.tolist()) == set(found.train_y.tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "my/pets/"])
-@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
-def test_an_archive_of_it_is_the_same_data(pets: Path, prefix: str, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "prefix"), [(".zip", "my/pets/"), (".tar.gz", "./")])
+def test_an_archive_of_it_is_the_same_data(pets: Path, suffix: str, prefix: str) -> None:
     folder = load_images(DataConfig("folder", str(pets), resize=8))
     shutil.rmtree(pets / ".git")
     if suffix == ".zip":
@@ -266,13 +265,3 @@ def test_a_path_may_start_at_home(pets: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(pets.parent))
     found = load_images(DataConfig("folder", "~/pets", resize=8))
     assert found.digest == load_images(DataConfig("folder", str(pets), resize=8)).digest
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("resize", 0), ("test_share", 1.0), ("test_share", 0.0)]
-)
-def test_what_cannot_be_is_refused(pets: Path, field: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.{field} = {value}: expected"):
-        load_images(DataConfig("folder", str(pets), **{field: value}))
-    with pytest.raises(ConfigError, match=r'it is for data\.name = "folder"'):
-        load_images(DataConfig("digits", **{field: value}))

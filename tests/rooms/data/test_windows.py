@@ -4,18 +4,15 @@ the trainer's equivalences on them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from runs import same_bits, same_text
+from runs import same_text
 
 import regimes
 from regimes.base.config import RunConfig, from_dict, override
@@ -166,42 +163,6 @@ def test_the_protocols_are_kept(file: Path) -> None:
     assert not streams.splits
 
 
-def test_the_union_pass_equals_worker_by_worker(file: Path, tmp_path: Path) -> None:
-    c = config(
-        file,
-        "compressor=randomk",
-        "levels.low=30",
-        "levels.high=5",
-        "optimizer.clip=none",
-        "optimizer.lr=0.02",
-    )
-    regimes.run(c, tmp_path / "union")
-    regimes.run(replace(c, union_pass=False), tmp_path / "apart")
-    assert build.prepare_run(c).gradients.union
-    same_text(tmp_path / "union", tmp_path / "apart")
-
-
-@pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "sampled"])
-def test_resumed_equals_uninterrupted(
-    layout: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = config(file, f"data.windows={layout}", "model.dropout=0.2", "dtype=float32")
-    regimes.run(c, tmp_path / "whole")
-    original = TokenWindows.epoch
-
-    def broken(self: TokenWindows, epoch: int, *args: Any) -> Iterator[Any]:
-        yield from islice(original(self, epoch, *args), 3 if epoch == 2 else None)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(TokenWindows, "epoch", broken)
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken")
-    monkeypatch.undo()
-    regimes.run(c, tmp_path / "broken", resume=True)
-    same_bits(tmp_path / "whole", tmp_path / "broken")
-
-
 def test_a_large_batch_is_accumulated(file: Path, tmp_path: Path) -> None:
     """Two micro-batches of 2 windows are one batch of 4."""
     levels = "batch_levels={low=2, high=4}"
@@ -218,14 +179,6 @@ def test_a_large_batch_is_accumulated(file: Path, tmp_path: Path) -> None:
     regimes.run(cut, tmp_path / "cut")
     regimes.run(whole, tmp_path / "whole")
     same_text(tmp_path / "cut", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_processes_equal_simulation(file: Path, tmp_path: Path) -> None:
-    c = config(file, "data.windows=sampled", "data.validation_size=50")
-    regimes.run(c, tmp_path / "1x4")
-    forked.train(c, tmp_path / "2x2", 2)
-    same_text(tmp_path / "1x4", tmp_path / "2x2")
 
 
 @pytest.mark.parametrize(

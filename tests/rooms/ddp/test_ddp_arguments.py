@@ -184,20 +184,20 @@ def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
     "key",
     ["steps", "total", "parts", "traffic", "rows", "layers", "gauges", "lr", "pace"],
 )
-@pytest.mark.parametrize("value", ["x", 7, [1], torch.ones(2), {"a": 1}], ids=str)
-def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str, value: Any) -> None:
+def test_a_damaged_state_is_one_sentence_and_changes_nothing(key: str) -> None:
     model = wrapped()
     hook = regimes.attach(model, compressor=regimes.PowerSGD(rank={"low": 2, "high": 1}))
     model(torch.ones(2, 5)).sum().backward()
     hook.epoch_end(lr=0.1)
-    before = hook.state_dict()
-    damaged = {**copy.deepcopy(before), key: value}
-    if key == "traffic":
-        damaged = {**copy.deepcopy(before), "parts": [{**before["parts"][0], key: value}]}
-    if not outcome.one_sentence("states", lambda: hook.load_state_dict(damaged)):
-        assert repr(hook.state_dict()) == repr(before)
-    model(torch.ones(2, 5)).sum().backward()
-    hook.epoch_end(lr=0.1)
+    for value in ("x", 7, [1], torch.ones(2), {"a": 1}):
+        before = hook.state_dict()
+        damaged = {**copy.deepcopy(before), key: value}
+        if key == "traffic":
+            damaged = {**copy.deepcopy(before), "parts": [{**before["parts"][0], key: value}]}
+        if not outcome.one_sentence("states", lambda state=damaged: hook.load_state_dict(state)):
+            assert repr(hook.state_dict()) == repr(before), value
+        model(torch.ones(2, 5)).sum().backward()
+        hook.epoch_end(lr=0.1)
 
 
 @pytest.mark.parametrize("folder", ["\0", Path("runs\0/mine")])

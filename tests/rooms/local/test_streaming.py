@@ -12,7 +12,7 @@ from copied_models import ADAMW, DILOCO, SGD, Feedback, Streaming, close, every,
 from ddp_scripts import group, own_loop
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import resumed_alike, rows, same_weights, weights
+from runs import rows, same_weights, weights
 
 import regimes
 from regimes.base.config import override
@@ -117,22 +117,15 @@ def test_fragments_leave_at_equal_distances(tmp_path: Path) -> None:
     assert max(sent[:16]) < 0.6 * size
 
 
-@pytest.mark.parametrize("compressor", ["dense", "topk"])
-def test_processes_equal_simulation(compressor: str, tmp_path: Path) -> None:
+def test_processes_equal_simulation(tmp_path: Path) -> None:
     pressed = ("compressor=topk", "levels.high=5", "levels.low=50", "policy.level=high")
-    more = pressed if compressor == "topk" else ()
-    c = text("unit_steps=3", every(4), *ADAMW, *STREAMING, *more)
+    c = text("unit_steps=3", every(4), *ADAMW, *STREAMING, *pressed)
     regimes.run(c, tmp_path / "one")
     forked.train(c, tmp_path / "two", 2)
     close(weights(tmp_path / "two"), weights(tmp_path / "one"), 1e-12)
     one, two = (regimes.load(tmp_path / name).rows for name in ("one", "two"))
     assert [row["floats"] for row in one] == [row["floats"] for row in two]
     assert [row["train_loss"] for row in one] == pytest.approx([row["train_loss"] for row in two])
-
-
-def test_resumed_while_a_fragment_is_on_its_way(tmp_path: Path) -> None:
-    c = text("unit_steps=3", every(4), *ADAMW, *STREAMING, "dtype=float32")
-    resumed_alike(c, tmp_path, 2)
 
 
 # -- what instruments see, and what a stopped run keeps of it --------------------------------

@@ -99,13 +99,6 @@ def test_less_is_better_turns_the_sign() -> None:
     assert text.endswith("and sends 25 % of its floats")
 
 
-def test_two_seeds_have_no_interval_and_one_schedule_no_comparison() -> None:
-    text = said(groups({"low": ([0.9, 0.8], 9.0), "high": ([0.7, 0.6], 3.0)}), POINTS)
-    about = "Open whether rank 1 loses to rank 4: -20.0 points in two seeds"
-    assert text == f"{about}; it sends 33 % of its floats"
-    assert said(groups({"low": ([0.9], 9.0)}), POINTS) == "Rank 4 ends at 90.0 %"
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

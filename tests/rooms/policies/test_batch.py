@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
-import forked
 import pytest
 import torch
 from configs import smoke_static as config
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import weights
+from runs import resumed_alike, rows, weights
 
 import regimes
-from regimes.base.config import RunConfig, from_dict, override
+from regimes.base.config import RunConfig, from_dict
 from regimes.base.errors import ConfigError, DataError
 from regimes.policies import (
     AdaQS,
@@ -25,7 +23,6 @@ from regimes.policies import (
     Smith,
 )
 from regimes.policies.replay.replay import replay_batch
-from regimes.records import read_lines
 from regimes.search import sweep
 from regimes.training import build, gradients
 
@@ -109,38 +106,11 @@ def test_one_level_is_the_run_without_levels(tmp_path: Path) -> None:
     same(tmp_path / "a", tmp_path / "b")
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one_across_the_change(tmp_path: Path) -> None:
-    c = config(SIZES, GROW)
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    same(tmp_path / "one", tmp_path / "two", 1e-9)
-
-
 def test_resumed_across_the_change(tmp_path: Path) -> None:
     """Stopped after the last small epoch; the large one comes after the resume."""
     c = config(SIZES, "dtype=float32", "batch_policy={name='accordion-batch', interval=1, eta=10}")
-    regimes.run(c, tmp_path / "whole")
-    calls = 0
-
-    class Killer:
-        def start(self, header: Any, rows: Any) -> None: ...
-        def step(self, epoch: int, done: int, steps: int) -> None: ...
-        def stop(self, message: str) -> None: ...
-        def epoch(self, row: Any, seconds: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        regimes.run(c, tmp_path / "broken", reporters=[Killer()])
-    assert len(read_lines(tmp_path / "broken" / "epochs.jsonl")) == 1
-    regimes.run(c, tmp_path / "broken", resume=True)
-    rows = [read_lines(tmp_path / x / "epochs.jsonl") for x in ("whole", "broken")]
-    assert rows[0] == rows[1]
-    assert {row["batch"]["level"] for row in rows[0]} == {"low", "high"}
-    same(tmp_path / "whole", tmp_path / "broken")
+    resumed_alike(c, tmp_path, 1)
+    assert {row["batch"]["level"] for row in rows(tmp_path / "broken")} == {"low", "high"}
 
 
 def test_smith_keeps_the_rate_until_the_last_level(tmp_path: Path) -> None:
@@ -288,13 +258,6 @@ def test_error_of_a_level_against_the_singular_values(tmp_path: Path) -> None:
     assert statistics["error:low"] == pytest.approx([0.0] * len(compressed), abs=1e-12)
     high = statistics["error:high"]
     assert all((0.01 < e < 1) == matrix for e, matrix in zip(high, compressed, strict=True))
-
-
-def test_the_error_instrument_leaves_no_trace(tmp_path: Path) -> None:
-    c = config("dtype=float32")
-    regimes.run(c, tmp_path / "without")
-    regimes.run(override(c, ["instruments={error={stride=2}}"]), tmp_path / "with")
-    same(tmp_path / "without", tmp_path / "with")
 
 
 # -- bad input -------------------------------------------------------------------------------

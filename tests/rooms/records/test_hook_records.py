@@ -38,7 +38,6 @@ from regimes.plotting import style
 from regimes.plotting.curves import tabulate_ends
 from regimes.plotting.groups import find_decays, group_runs
 from regimes.plotting.schedules import summarise_reached
-from regimes.plotting.text import describe_run
 from regimes.policies.replay.detect import default_rules, main, make_rule
 from regimes.policies.replay.replay import replay_rule
 from regimes.records import Record, load, pack_records, read_lines, summary, unknown_fields
@@ -166,16 +165,6 @@ def test_units_of_steps_count_as_units(trained: Path, tmp_path: Path) -> None:
     assert "units count from 0" in words
     assert "epochs count" not in words
     assert re.search(r"\n +300 ", said)  # steps done
-
-
-def test_the_headline_says_what_has_no_name(trained: Path, tmp_path: Path) -> None:
-    run = load(hooked(trained, tmp_path / "run"))
-    assert describe_run(run.header) == (
-        "accordion (seed 0): Net, data not recorded, 4 workers on 4 processes, "
-        "powersgd low 4, high 1"
-    )
-    run.config["data"]["name"] = "my tweets"
-    assert ": Net, my tweets, 4 workers" in describe_run(run.header)
 
 
 def test_tensorboard_leaves_out_what_was_not_logged(trained: Path, tmp_path: Path) -> None:
@@ -397,21 +386,6 @@ def test_a_reader_does_not_import_somebodys_policy(
 # -- figures and pages -----------------------------------------------------------------------
 
 
-def test_the_caption_says_what_is_known(trained: Path, tmp_path: Path) -> None:
-    def said(**what: Any) -> str:
-        run = load(hooked(trained, tmp_path / str(len(list(tmp_path.iterdir()))), **what))
-        return style.describe_setting(run).replace("\xa0", " ")
-
-    rest = "powersgd (low = 4, high = 1)"
-    assert re.fullmatch(
-        r"Setting: data not recorded; Net, [\d,]+ parameters; 6 epochs; W = 4 workers, "
-        rf"batch not recorded; {re.escape(rest)}",
-        said(),
-    )
-    assert "; 6 epochs so far; W = 4 workers × 8 samples; " in said(ended=False, batch=8)
-    assert "; 6 units of 50 steps; " in said(unit_steps=50)
-
-
 PICTURES = {  # of each variant, what the page has drawings of, before those of levels
     "nothing": [],
     "everything": [
@@ -436,12 +410,6 @@ PICTURES = {  # of each variant, what the page has drawings of, before those of 
         "Test loss against epoch",
     ],
 }
-SAYS = {
-    "nothing": "Test loss. Nothing to draw: it was not logged. Levels",
-    "everything": "mean of the last three that a run has logged",
-    "named": "this run: broken off, 6 of 10 units of 50 steps",
-    "broken off": "this run: broken off, 6 epochs so far",
-}
 
 
 def test_every_page_and_table_is_whole(variant: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -450,7 +418,6 @@ def test_every_page_and_table_is_whole(variant: Path, capsys: pytest.CaptureFixt
     pictures = re.findall(r'alt="([^"]+)"', html)
     assert pictures[: pictures.index("Levels of ACCORDION")] == PICTURES[variant.name]
     said = [words(html), shown(variant)]
-    assert SAYS[variant.name] in said[0]
     one = "unit" if run.config["unit_steps"] else "epoch"
     assert f"Seconds per {one} and their share, mean over {one}s and runs" in said[0]
     assert f"Traffic per {one}" in pictures

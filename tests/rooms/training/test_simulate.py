@@ -20,6 +20,7 @@ import torch
 from ddp_scripts import group as processes
 from jaxtyping import config
 from PIL import Image
+from runs import Reporter
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -592,15 +593,12 @@ def test_a_run_that_is_refused_starts_and_stops_no_reporter(
     """The commonest mistake in a notebook: change ``epochs``, and run the cell again."""
     told: list[str] = []
 
-    class Line:
+    class Line(Reporter):
         def start(self, *_: Any) -> None:
             told.append("start")
 
         def stop(self, message: str) -> None:
             told.append("stop")
-
-        def step(self, *_: Any) -> None: ...
-        def epoch(self, *_: Any) -> None: ...
 
     simulated(tmp_path, reporters=[Line()])
     with pytest.raises(RecordError):

@@ -4,12 +4,12 @@ worker, instruments leave no trace; and what it says when it cannot go on."""
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,16 @@ from typing import Any
 import forked
 import pytest
 import torch
+from configs import gpt, lstm
 from configs import smoke as config
 from copied_models import ADAMW, every, text
-from runs import break_off, resumed_alike, same_bits, same_run, wait, weights
+from corpora import random_walk
+from runs import Reporter, break_off, resumed_alike, rows, same_bits, same_run, weights
 from torch import nn
 
 import regimes
 from benchmarks.trainers import Training
-from regimes.base.config import RunConfig, override, to_toml
+from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.collectives.world import World
 from regimes.compression.background import Background
@@ -37,8 +39,11 @@ from regimes.training import build, checkpoint, gradients, loop
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
 TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
-THRESHOLD = ("compressor=threshold", "levels.low=0.0005", "levels.high=0.005")
 INTEGERS = ("compressor=quantised-all-reduce", "levels.low=8", "levels.high=4")
+GROWS = (
+    "batch_levels={low=2, high=4}",
+    "batch_policy={name='windows', windows=[[0, 1]], inside='low', outside='high'}",
+)
 
 
 def test_a_run_ends_the_threads_of_its_exchanges() -> None:
@@ -105,18 +110,8 @@ def test_evaluation_in_the_precision_of_training(precision: str, tmp_path: Path)
 # -- equivalence -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "compressor",
-    [
-        POWERSGD,
-        pytest.param(TOPK, marks=pytest.mark.slow),
-        pytest.param(THRESHOLD, marks=pytest.mark.slow),
-        pytest.param(INTEGERS, marks=pytest.mark.slow),
-    ],
-    ids=["powersgd", "topk", "threshold", "quantised-all-reduce"],
-)
-def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path) -> None:
-    c = config(*compressor)
+def test_processes_equal_simulation(tmp_path: Path) -> None:
+    c = config()
     regimes.run(c, tmp_path / "1x4")
     levels = {x for r in read_lines(tmp_path / "1x4/epochs.jsonl") for x in r["layers"]["level"]}
     assert levels == {"low", "high", "dense"}  # ACCORDION has switched, or the test shows nothing
@@ -133,9 +128,36 @@ def test_processes_equal_simulation(compressor: tuple[str, ...], tmp_path: Path)
     assert not load(tmp_path / "1x4").processes
 
 
-@pytest.mark.parametrize("compressor", ["powersgd", "acp-sgd", "randomk", "dense"])
+WINDOWS = ("data.windows=sampled", "data.validation_size=50", "model.dropout=0.2")
+OTHERS: dict[str, Callable[[Path], RunConfig]] = {  # trainings that share no part with the first
+    "text": lambda folder: lstm(
+        random_walk(folder),
+        *TOPK,
+        *ADAMW,
+        "unit_steps=3",
+        "model.dropout=0.2",
+        "policy.eta=0.9",
+        epochs=4,
+    ),
+    "windows": lambda folder: gpt(*INTEGERS, *WINDOWS, *GROWS, "dtype=float64"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_processes_equal_the_simulation_of_other_trainings(name: str, tmp_path: Path) -> None:
+    """Texts that carry a state, by units within epochs; windows, whose batch grows."""
+    c = OTHERS[name](tmp_path)
+    regimes.run(c, tmp_path / "one")
+    if name == "text":
+        levels = {x for row in rows(tmp_path / "one") for x in row["layers"]["level"]}
+        assert levels == {"low", "high", "dense"}  # ACCORDION has switched
+    forked.train(c, tmp_path / "two", 2)
+    same_run(tmp_path / "one", tmp_path / "two", tolerance=1e-9)
+
+
+@pytest.mark.parametrize("compressor", ["powersgd", "randomk"])
 def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path) -> None:
-    levels = {"randomk": (30, 5), "dense": ("dense", "dense")}.get(compressor, (4, 1))
+    levels = {"randomk": (30, 5)}.get(compressor, (4, 1))
     c = config(f"compressor={compressor}", f"levels.low={levels[0]}", f"levels.high={levels[1]}")
     union = regimes.run(c, tmp_path / "union")
     apart = regimes.run(replace(c, union_pass=False), tmp_path / "apart")
@@ -227,10 +249,7 @@ def test_checkpoints_every_so_many_epochs_and_resume_between_them(tmp_path: Path
     c = config("dtype=float32", "checkpoint_every=2", epochs=5)
     seen = []
 
-    class Looks:
-        def start(self, header: Any, rows: Any) -> None: ...
-        def step(self, epoch: int, done: int, steps: int) -> None: ...
-        def stop(self, message: str) -> None: ...
+    class Looks(Reporter):
         def epoch(self, row: Any, seconds: Any) -> None:
             folders = (tmp_path / "whole" / "checkpoints").glob("*")
             seen.append(sorted(folder.name for folder in folders))
@@ -294,13 +313,9 @@ def test_what_a_resumed_run_shows_has_the_processes_of_now(tmp_path: Path) -> No
     """The header of a record keeps those of its start."""
     shown: list[Any] = []
 
-    class Looks:
+    class Looks(Reporter):
         def start(self, header: Any, rows: Any) -> None:
             shown.append(header["world"]["processes"])
-
-        def step(self, epoch: int, done: int, steps: int) -> None: ...
-        def stop(self, message: str) -> None: ...
-        def epoch(self, row: Any, seconds: Any) -> None: ...
 
     c = config(epochs=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -332,19 +347,6 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 # -- no trace --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal_", ["update", "global", "local-mean", "worker0"])
-def test_all_instruments_on_ends_in_the_same_bits(signal_: str, tmp_path: Path) -> None:
-    c = config("dtype=float32", "union_pass=false", f"signal={signal_}")
-    none = regimes.run(c, tmp_path / "none")
-    every = regimes.run(replace(c, instruments={"norms": {}}), tmp_path / "all")
-    for name, tensor in weights(tmp_path / "none").items():
-        assert torch.equal(tensor, weights(tmp_path / "all")[name]), name
-    column = none.statistic
-    assert none.layers[column].tolist() == every.layers[column].tolist()
-    assert {f"norm:{s}" for s in ("update", "global", "local-mean", "worker0")} <= set(every.layers)
 
 
 def test_signals_against_gradients_recomputed_by_hand(tmp_path: Path) -> None:
@@ -576,32 +578,15 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_path: Path) -> None:
-    c = config(epochs=500)
-    (tmp_path / "c.toml").write_text(to_toml(c))
-    out = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "regimes",
-        "run",
-        str(tmp_path / "c.toml"),
-        "--out",
-        str(out),
-        "--processes",
-        "2",
-        "--quiet",
-    ]
-    parent = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ
-    )
-    wait(lambda: len(read_lines(out / "epochs.jsonl")) >= 2)
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-    os.kill(int(children[victim]), signal.SIGKILL)
-    _, stderr = parent.communicate(timeout=30)
-    assert parent.returncode == 3
-    assert f"process {victim} of 2 was killed by SIGKILL" in stderr
-    assert "--resume" in stderr
-    assert len(regimes.load(out).epochs) >= 2
+    run = Training([config(epochs=500)] * 2, tmp_path)
+    run.reached(2)
+    start = time.monotonic()
+    assert run.send(signal.SIGKILL, victim)
+    ends = run.ends()
+    assert time.monotonic() - start < 30
+    assert (ends[victim].code, ends[1 - victim].code) == (-signal.SIGKILL, 3)
+    assert "lost contact" in ends[1 - victim].said
+    assert len(regimes.load(tmp_path).epochs) >= 2
 
 
 def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:

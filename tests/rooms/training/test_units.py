@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 import torch
 from configs import lstm as text_config
 from configs import smoke as config
 from corpora import random_walk
-from runs import resumed_alike, same_run, weights
+from runs import resumed_alike, weights
 
 import regimes
 from regimes.base.errors import ConfigError
@@ -92,27 +91,9 @@ def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) ->
             assert torch.equal(tensor, weights(tmp_path / model / "units")[name])
 
 
-@pytest.mark.parametrize("compressor", [POWERSGD, TOPK], ids=["powersgd", "topk"])
-def test_resumed_within_an_epoch(compressor: tuple[str, ...], tmp_path: Path) -> None:
-    c = config("dtype=float32", "unit_steps=2", *compressor)
-    resumed_alike(c, tmp_path, 2)  # four steps: one into the second epoch
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_text_resumed_within_an_epoch(
-    dropout: float,
-    text: Path,
-    tmp_path: Path,
-) -> None:
-    c = text_config(text, "unit_steps=3", f"model.dropout={dropout}")
-    resumed_alike(c, tmp_path, 2)
-
-
-def test_processes_equal_simulation(tmp_path: Path) -> None:
-    c = config("unit_steps=2")
-    regimes.run(c, tmp_path / "one")
-    forked.train(c, tmp_path / "two", 2)
-    same_run(tmp_path / "one", tmp_path / "two")
+def test_resumed_within_an_epoch(text: Path, tmp_path: Path) -> None:
+    """Where a hidden state is being carried."""
+    resumed_alike(text_config(text, "unit_steps=3"), tmp_path, 2)
 
 
 def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
@@ -19,7 +18,6 @@ from analysis.common import compare
 from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.base.errors import RecordError
-from regimes.base.statistics import t_interval
 from regimes.plotting import canvas
 from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
 from regimes.plotting.schedules import tabulate_schedules
@@ -38,23 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows(folder: Path, name: str) -> list[list[dict[str, Any]]]:
     return [read_lines(folder / name / f"seed-{s}" / "epochs.jsonl") for s in (0, 1, 2)]
-
-
-def test_curves_are_the_means_and_t_intervals_of_the_rows(folder: Path) -> None:
-    _, drawn = figure2.figure2b(load_all(folder))
-    numbers = drawn[drawn["part"] == "curve"]
-    for name in POLICIES:
-        mine = numbers[numbers["schedule"] == name].set_index("epoch")
-        for epoch in range(EPOCHS):
-            values = [100 * run[epoch]["metric"] for run in rows(folder, name)]
-            low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-            got = mine.loc[epoch, ["accuracy", "ci_low", "ci_high"]].to_list()
-            assert got == pytest.approx([statistics.mean(values), low, high], rel=1e-12)
-            sent = [sum(r["floats"] for r in run[: epoch + 1]) for run in rows(folder, name)]
-            assert mine.loc[epoch, "floats"] == pytest.approx(statistics.mean(sent))
-    alone = numbers[numbers["schedule"] == "of-my-own"]
-    assert alone["ci_low"].isna().all()
-    assert (alone["n"] == 1).all()
 
 
 def test_norms_are_the_means_of_the_statistic_of_the_compressed_layers(folder: Path) -> None:
@@ -176,13 +157,6 @@ def test_traffic_is_compared_over_the_seeds_of_the_difference() -> None:
     )
     row = compare.compare_pair(each, "a", "b", find_metric("accuracy"))
     assert (row["n"], row["difference"], row["traffic_ratio"]) == (2, 1.0, 0.5)
-
-
-def test_interval_against_scipy() -> None:
-    values = [3.0, 4.5, 2.25, 8.0, 1.0]
-    ends = stats.t.interval(0.95, 4, np.mean(values), stats.sem(values))
-    assert t_interval(values) == pytest.approx((np.mean(values), *ends))
-    assert np.isnan(t_interval([1.0])[1:]).all()
 
 
 @pytest.mark.parametrize("draw", [figure2.figure2b, compare.table])

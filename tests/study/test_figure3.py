@@ -168,8 +168,3 @@ def test_figure_4a_prints_the_epochs_that_it_draws_where_schedules_differ_in_len
     printed = re.findall(r"^  (\w+ \(epoch \d+), n", capsys.readouterr().out, re.MULTILINE)
     assert printed == drawn
     assert printed[1::3] == ["middle (epoch 12", "middle (epoch 6"]
-
-
-@pytest.mark.slow
-def test_figure_4a_reads_the_committed_archive(tmp_path: Path) -> None:
-    assert figure4a.main(REFERENCE / "small-overlap.tar.xz", tmp_path)

@@ -293,14 +293,6 @@ def test_the_command_draws_with_and_without_a_network(runs: Path, tmp_path: Path
     assert "n\xa0=\xa02\xa0seeds" in words
 
 
-@pytest.mark.parametrize("draws", [1, 2, 3])
-def test_the_caption_has_the_intervals_that_are_drawn(draws: int) -> None:
-    fig, numbers = lasso.lasso(replace(SMALL, draws=draws), [])
-    drawn = numbers[numbers["panel"] == "sparsity"]["ci_low"].notna().any()
-    said = " ".join(fig.get_supxlabel().split())
-    assert (f"mean of {draws} data sets, 95 % t interval" in said) == drawn == (draws > 2)
-
-
 def test_readings_of_other_epochs_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Along each unit, and frozen after every second: the table has readings alone, and the axis
     is of the runs' units."""

@@ -1,16 +1,15 @@
-"""The law of harm (oracles: closed forms, scipy, a quadratic)."""
+"""The law of harm (oracles: closed forms, scipy; of committed records: `test_law_of_harm`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import linalg, optimize, stats
+from scipy import stats
 
 from analysis.criticality import fit as law
 from regimes.base.errors import RecordError
@@ -96,21 +95,6 @@ def test_trunks_that_differ_by_less_than_their_pulses_share_one_level() -> None:
     found = law.fit_law(np.exp(shifted).ravel().tolist(), RATES * 4, names)
     assert found.spread < 1e-3
     assert [*found.levels.values()] == pytest.approx([found.level] * 4, rel=1e-4)
-
-
-def test_least_squares_on_harm_are_those_of_scipy() -> None:
-    harms, rates, names = pulses(3, 1.7, 0.1, floor=0.02)
-    where = np.array([int(name[-1]) for name in names])
-
-    def model(at: Floats, p: float, *levels: float) -> Floats:
-        return np.asarray(levels)[where] * at**p
-
-    best, _ = optimize.curve_fit(model, np.array(rates), harms, p0=(1, 0.2, 0.2, 0.2), xtol=1e-12)
-    found = law.fit_law(harms, rates, names, method="harm")
-    assert found.exponent.value == pytest.approx(best[0], abs=1e-5)
-    assert [*found.levels.values()] == pytest.approx(best[1:], abs=1e-6)
-    rest = np.array(harms) - model(np.array(rates), *best)
-    assert found.noise == pytest.approx(math.sqrt((rest**2).sum() / (15 - 4)))
 
 
 def test_trunks_of_one_low_rate_neither_move_the_law_nor_narrow_its_interval() -> None:
@@ -219,126 +203,8 @@ def test_pilots_reach_from_the_lowest_rate_to_the_highest() -> None:
             law.choose_pilots(rates, count)
 
 
-def test_three_pulses_of_a_law_predict_the_others() -> None:
-    rates = [0.6, 1.0, 1.0, 0.9, 0.7, 0.4, 0.2, 0.1]
-    harms = [0.15 * rate**1.7 for rate in rates]
-    first = law.choose_pilots(rates)
-    fitted = law.fit_law([harms[i] for i in first], [rates[i] for i in first], ["a"] * 3)
-    rest = [i for i in range(8) if i not in first]
-    told = fitted.of_pulses([rates[i] for i in rest])
-    found = law.score_predictions([harms[i] for i in rest], told.tolist(), float(np.mean(harms)))
-    assert (found.r2, found.rank, found.n) == (pytest.approx(1), pytest.approx(1), 5)
-    assert found.error == pytest.approx(0, abs=1e-9)
-
-
 def test_a_score_by_hand() -> None:
     found = law.score_predictions([1.0, 2.0, 4.0], [1.0, 3.0, 2.0], constant=2.0)
     assert found == law.Score(r2=1 - 5 / 5, rank=pytest.approx(0.5), error=math.sqrt(5 / 3), n=3)
     assert math.isnan(law.score_predictions([1.0, 1.0], [1.0, 2.0], 0.0).rank)
     assert law.score_predictions([1.0, 2.0], [5.0, 5.0], 0.0).r2 == 1 - 25 / 5
-
-
-# -- where it comes from: a quadratic --------------------------------------------------------
-
-HESSIAN = np.diag([1.0, 0.5, 0.2, 0.1]) + 0.03
-START = np.array([1.0, -2.0, 3.0, -4.0])
-PULSE, FADING, AFTER = 8, 40, 40  # steps: of the pulse; until momentum has forgotten it; later
-FIXED = 0.05  # the rate later, of all runs
-Compress = Callable[[Floats], Floats]
-
-
-def largest(x: Floats) -> Floats:
-    """Top-1: the largest number in size, the others 0."""
-    return np.where(np.abs(x) == np.abs(x).max(), x, 0.0)
-
-
-def trained(
-    rate: float, compress: Compress | None, feedback: bool, momentum: float = 0.0
-) -> tuple[Floats, Floats]:
-    """(weights in the end, sum of what the steps of the pulse did not send): ``PULSE`` compressed
-    steps of gradient descent and ``FADING`` whole ones at ``rate``, then ``AFTER`` at ``FIXED``."""
-    w, e, m, unsent = START.copy(), np.zeros(4), np.zeros(4), np.zeros(4)
-    for step in range(PULSE + FADING + AFTER):
-        eta = rate if step < PULSE + FADING else FIXED
-        wanted = HESSIAN @ w + e
-        sent = compress(wanted) if compress and step < PULSE else wanted
-        unsent += wanted - sent
-        e = wanted - sent if feedback else np.zeros(4)
-        m = momentum * m + sent
-        w = w - eta * m
-    return w, unsent
-
-
-def displacement(rate: float, feedback: bool, momentum: float = 0.0) -> Floats:
-    branch = trained(rate, largest, feedback, momentum)[0]
-    return branch - trained(rate, None, feedback, momentum)[0]
-
-
-def loss(w: Floats) -> float:
-    return float(w @ HESSIAN @ w) / 2
-
-
-@pytest.mark.parametrize(("feedback", "expected"), [(False, 1), (True, 2)])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_what_is_dropped_acts_once_and_what_is_held_back_twice(
-    feedback: bool, expected: int, momentum: float
-) -> None:
-    """The exponent of the displacement, and of harm, at small rates, where the weights hardly move
-    during a pulse; 1 without feedback and 2 with it."""
-    rates = [1e-5, 2e-5, 4e-5]
-    sizes = [float(np.linalg.norm(displacement(r, feedback, momentum))) for r in rates]
-    trunks = [trained(r, None, feedback, momentum)[0] for r in rates]
-    ends = [trained(r, largest, feedback, momentum)[0] for r in rates]
-    harms = [abs(loss(end) - loss(trunk)) for end, trunk in zip(ends, trunks, strict=True)]
-    for values in (sizes, harms):
-        assert law.fit_law(values, rates, "aaa").exponent.value == pytest.approx(expected, abs=0.02)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_the_displacement_of_a_pulse_in_closed_form(momentum: float) -> None:
-    """To the leading order ``r S`` without feedback and ``-r^2 H S`` with it: S is the sum of what
-    the steps did not send, r the rate, or rate / (1 - m) with heavy-ball momentum m. Later steps
-    act on it as on any displacement."""
-    one = np.eye(4)
-    step = np.block(
-        [[one - FIXED * HESSIAN, -FIXED * momentum * one], [HESSIAN, momentum * one]]
-    )  # of weights and momenta
-    start = np.vstack([one, HESSIAN / (1 - momentum)])
-    later = (np.linalg.matrix_power(step, AFTER) @ start)[:4]
-    rate = 1e-5
-    acts = rate / (1 - momentum)
-    for feedback in (False, True):
-        unsent = trained(rate, largest, feedback, momentum)[1]
-        expected = later @ (-(acts**2) * HESSIAN @ unsent if feedback else acts * unsent)
-        found = displacement(rate, feedback, momentum)
-        assert found == pytest.approx(expected, abs=5e-3 * float(np.linalg.norm(expected)))
-
-
-def test_the_sign_of_harm_on_a_quadratic() -> None:
-    """A compressor that sends the share a of what it is given, in one dimension of curvature h.
-
-    Without noise dropping loses progress, while feedback gains a little, as momentum does. With
-    noise of variance s^2 it is the other way round: in the stationary state what is dropped takes
-    noise away, and feedback adds ``rate^2 h s^2 (1 - a) / (4 a)`` to the loss once it is sent.
-    """
-    h, a, s = 0.5, 0.25, 1.3
-    for rate in (1e-4, 2e-4):
-        kept, w, e = 1 - a, 1.0, 0.0
-        dropped = (1 - rate * a * h) ** 20 - (1 - rate * h) ** 20
-        assert dropped == pytest.approx(20 * rate * kept * h, rel=0.02)
-        for _ in range(20):
-            wanted = h * w + e
-            w, e = w - rate * a * wanted, kept * wanted
-        gained = (w - rate * e) - (1 - rate * h) ** 20  # after the rest is sent
-        total = h * sum(kept * (1 - kept**t) / a for t in range(20))
-        assert gained == pytest.approx(-(rate**2) * h * total, rel=0.02)
-
-        step = np.array([[1 - rate * a * h, -rate * a], [kept * h, kept]])
-        noise = s * np.array([[-rate * a], [kept]])
-        joint = linalg.solve_discrete_lyapunov(step, noise @ noise.T)
-        sent = np.array([1, -rate])
-        plain = rate**2 * s**2 / (1 - (1 - rate * h) ** 2)
-        less = rate**2 * a**2 * s**2 / (1 - (1 - rate * a * h) ** 2)
-        added = h / 2 * (sent @ joint @ sent - plain)
-        assert added == pytest.approx(rate**2 * h * s**2 * kept / (4 * a), rel=0.02)
-        assert h / 2 * (less - plain) == pytest.approx(-rate * s**2 * kept / 4, rel=0.02)

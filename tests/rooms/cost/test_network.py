@@ -595,17 +595,6 @@ def test_runs_of_unequal_length_are_each_one_of_the_curve() -> None:
     assert at["speed_up"] == pytest.approx(np.mean(at["dense"] / np.array(each)), rel=1e-12)
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_the_caption_has_the_intervals_that_are_drawn(seeds: int) -> None:
-    from analysis.cost.cost import figure_cost
-
-    runs = [run for run in reference() if run.seed < 1000 + seeds]
-    fig, numbers = figure_cost(runs, Network.parse("1Gbit/s,50us"))
-    said = " ".join(fig.get_supxlabel().split())
-    assert ("95 % t interval" in said) == bool(numbers["ci_low"].notna().any()) == (seeds > 2)
-    assert ("fewer than three seeds, so no interval" in said) == (seeds < 3)
-
-
 @pytest.mark.parametrize("latency", ["0us", "50us"])
 @pytest.mark.parametrize("compress", [0.0, 1e-9, 1e9])
 def test_the_title_has_every_schedule_that_becomes_faster(compress: float, latency: str) -> None:
@@ -624,14 +613,6 @@ def test_the_title_has_every_schedule_that_becomes_faster(compress: float, laten
     assert (title.startswith("No schedule is faster than dense at 1 Mbit/s or")) == (low == 0)
     assert ("low compression at any bandwidth" in title) == math.isinf(low)
     assert (f"low compression below {format_bandwidth(low)}" in title) == (0 < low < math.inf)
-
-
-@pytest.mark.parametrize("workers", [0, -1])
-def test_no_other_number_of_workers_is_taken_in_place_of_the_one_given(workers: int) -> None:
-    from analysis.cost.cost import figure_cost
-
-    with pytest.raises(ConfigError, match=f"workers = {workers}: expected at least 1"):
-        figure_cost([run for run in reference() if run.seed == 1000], TEN, workers)
 
 
 def test_the_printed_times() -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 from runs import Reporter
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import regimes
 from regimes.base.config import DataConfig
@@ -688,11 +688,6 @@ def test_what_is_wrong_is_one_sentence(name: str, tmp_path: Path) -> None:
         simulated(tmp_path / "run", **changes)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_loader_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="dataset"):
-        simulated(tmp_path / "run", data=iter(DataLoader(TensorDataset(*points()))))
 
 
 # -- samples that differ, or do not count -------------------------------------------------------

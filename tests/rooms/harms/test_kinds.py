@@ -39,7 +39,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("word", CHANGES)
 def test_a_pulse_changes_these_fields(word: str) -> None:
-    trunk = trunk_config(smoke())
+    trunk = trunk_config(smoke("dtype=float32"))
     ((name, kind),) = kinds_of([word], [], trunk).items()
     pulse = apply_pulse(trunk, kind, [(1, 2)])
     for field, value in CHANGES[word].items():

@@ -198,10 +198,7 @@ class HookSteps(UnitSteps, Exchange):
 
     def begin_step(self) -> None:
         """The first gradients of a step are complete."""
-        self.applied.begin_pass()
-        self.loss_scale.begin_pass()
-        self.before_step()  # before the clock: it may end a unit, which changes clock and levels
-        self.clock.start_step()
+        self.begin_pass()
         self.begin_transfer(self.present_levels)
         self._forget_flags()
         self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
@@ -280,17 +277,10 @@ class HookSteps(UnitSteps, Exchange):
             unapplied = self.source.unwritten_layers()
         self._last = None
         self.settle_transfer(unapplied)
-        # A step that is not finite has changed no memory, and counts although a GradScaler skips
-        # it: it is not undone.
-        if self.finite:
-            self.keep_for_undo()
-        self.in_unit += 1
-        self.total += 1
-        if self.finite:
-            self.finite_in_unit += 1
-            if self.gauges:
-                with self.on_hook_stream():
-                    self._show_gauges(step, unapplied)
+        self.count_step(self.finite)
+        if self.finite and self.gauges:
+            with self.on_hook_stream():
+                self._show_gauges(step, unapplied)
         self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
 

@@ -88,11 +88,27 @@ class UnitSteps:
         """The levels of the step under way."""
         return [DENSE] * len(self.levels) if self.total < self.dense_start else self.levels
 
+    def begin_pass(self) -> None:
+        """The first gradients of a backward pass have come."""
+        self.applied.begin_pass()
+        self.loss_scale.begin_pass()
+        self.before_step()  # before the clock: it may end a unit, which changes clock and levels
+        self.clock.start_step()
+
     def run_check(self) -> None:
         """Call ``check``, once."""
         if self.check is not None:
             self.check, check = None, self.check
             check()
+
+    def count_step(self, finite: bool) -> None:
+        """Count a step; a finite one can be taken back. One that is not finite has changed no
+        memory, and counts although a GradScaler skips it."""
+        if finite:
+            self.keep_for_undo()
+        self.in_unit += 1
+        self.total += 1
+        self.finite_in_unit += finite
 
     def keep_for_undo(self) -> None:
         """Keep what a step that counts now will change, so that ``undo_step`` can take it back.

@@ -31,10 +31,10 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import WeightGather
 from regimes.hook.ddp.applied import AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
-from regimes.hook.ddp.source import after_backward
 from regimes.hook.ddp.steps import HookSteps
 from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.hook.fsdp.groups import ParameterGroup, check_root
+from regimes.hook.fsdp.own_hooks import after_modules
 from regimes.hook.fsdp.reductions import QuantisedReduction, WholeReduction
 from regimes.job.clock import Clock
 
@@ -198,22 +198,17 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         if self._pass == now:
             return
         check_root(self.source.network)
-        # Twice, so that it comes after the callback of FSDP2's root, which may be queued during
-        # backward and may reduce the gradients of the root's own parameters.
-        after_backward(lambda: after_backward(self._finish_pass))
+        after_modules(self._finish_pass)
         self.take_back()
         self.forget_step()  # from here on .grad may be the sum of several passes
         if self.source.follow():
             self.follow(self.source.members)
         self._pass, self._pending, self.reducer.kept = now, {}, {}
         self._updates, self._flags, self._exact, self._means = {}, [], {}, {}
-        self.applied.begin_pass()
-        self.loss_scale.begin_pass()
+        self.begin_pass()
         self._scale = self.loss_scale.of_pass()
-        self.before_step()
         self._due = any(getattr(gauge, "due", True) for gauge in self.readers)
         self.within.meter.add_counts(self.gathered.take_counts())
-        self.clock.start_step()
         self.run_check()
 
     def _keep_memory(self, layer: int, scale: float) -> State:
@@ -254,10 +249,7 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self.within.meter.add_counts(
             self.gathered.take_counts()
         )  # of this step: after its first reduce-scatter
-        self.keep_for_undo()
-        self.in_unit += 1
-        self.finite_in_unit += 1  # as far as is known
-        self.total += 1
+        self.count_step(finite=True)  # as far as is known
         if self.gauges:
             self._show_gauges(flag)
         self._flag, self._pass = _copy_to_host(flag), None

@@ -231,6 +231,18 @@ def groups_of(network: nn.Module) -> list[ParameterGroup]:
     return groups
 
 
+def divided_modules(
+    network: nn.Module, shards: int
+) -> tuple[list[ParameterGroup], list[ParameterGroup], list[FlatLayout], list[Layer]]:
+    """All groups; and those with a trained parameter, each with its layout, and as a layer
+    ``[shards, numbers of a shard]``."""
+    groups = groups_of(network)
+    trained = [group for group in groups if group.trained]
+    layouts = [group.make_layout(shards) for group in trained]
+    pairs = zip(trained, layouts, strict=True)
+    return groups, trained, layouts, [layout.make_layer(group.name) for group, layout in pairs]
+
+
 def _divided_before(dtype: torch.dtype, factor: float) -> float:
     """The part of the divisor ``factor`` that FSDP2 divides by before a reduce-scatter: a power of
     two near its root, so that neither the sum overflows nor the parts underflow; it divides by the

@@ -6,7 +6,7 @@ them in buckets: of a replica that several processes hold together (``fsdp.repli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -34,7 +34,44 @@ EVERYONE = 1 - 1e-3  # a share of all processes, as it is rounded
 attached_models: WeakSet[nn.Module] = WeakSet()
 
 
-class DividedGradients:
+class HookedModel:
+    """A model that has one hook at most, and that the hook does not keep alive.
+
+    Raises:
+        ConfigError: the model has a hook already.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        if network in attached_models:
+            raise ConfigError(ATTACHED)
+        self._network = ref(network)
+
+    @property
+    def network(self) -> nn.Module:
+        network: nn.Module | None = self._network()
+        assert network is not None
+        return network
+
+    def claim(self) -> None:
+        """From now on this model has a hook."""
+        attached_models.add(self.network)
+
+    def release(self) -> None:
+        """From now on this model has no hook."""
+        if (network := self._network()) is not None:
+            attached_models.discard(network)
+
+    def detach(self) -> None:
+        """Nothing of the hook is left."""
+
+
+def after_modules(finish: Callable[[], None]) -> None:
+    """Call this after the backward pass, and after the callbacks of all FSDP2 modules: they may
+    complete gradients, and the last are queued during backward. So it is queued twice."""
+    after_backward(lambda: after_backward(finish))
+
+
+class DividedGradients(HookedModel):
     """The gradients of replicas of several processes, each of which has its rows of every layer;
     the parts of a ``Source`` (``ddp.source``) that do not depend on what divides the model.
 
@@ -68,9 +105,8 @@ class DividedGradients:
         Raises:
             ConfigError: the model has a hook already.
         """
-        if network in attached_models:
-            raise ConfigError(ATTACHED)
-        self._network, self.parameters, self.local = ref(network), parameters, local
+        super().__init__(network)
+        self.parameters, self.local = parameters, local
         self._replicas, self.mesh = replicas, mesh
         self.layers = layers
         self.names, self.device = list(parameters), local[0].device
@@ -82,12 +118,6 @@ class DividedGradients:
         self.waiting: set[int] = set()
         self.postponed = (-1, False)  # the last pass, and whether a later one exchanges
         self.backward = -1  # the autograd engine's number of the pass under way
-
-    @property
-    def network(self) -> nn.Module:
-        network: nn.Module | None = self._network()
-        assert network is not None
-        return network
 
     def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:
         groups = self._replicas.get_group(), self.mesh.get_group()
@@ -106,7 +136,7 @@ class DividedGradients:
         """Make the replicas' models the same; from now on this model has a hook."""
         state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
         self._world.broadcast_first([local_part(t) for t in state])
-        attached_models.add(self.network)
+        self.claim()
 
     def connect_receiver(self, receiver: HookSteps) -> None:
         """Make the replicas' models the same, and take their gradients from now on; until ``close``
@@ -149,9 +179,7 @@ class DividedGradients:
         self.receiver.add_gradients({layer: self.local_gradient(parameter)[None]})
 
     def _begin_pass(self, now: int) -> None:
-        # Twice, so that it comes after the callbacks of all FSDP2 modules, the last of which are
-        # queued during backward: they may complete gradients.
-        after_backward(lambda: after_backward(self._finish_pass))
+        after_modules(self._finish_pass)
         self.backward, self.arrived, self.idle, self.missing = now, set(), set(), {}
         self.receiver.begin_step()
 
@@ -210,11 +238,3 @@ class DividedGradients:
         """Receive no gradients any more."""
         remove_hooks(self.handles)
         self.release()
-
-    def detach(self) -> None:
-        """Nothing of the hook is left."""
-
-    def release(self) -> None:
-        """From now on this model has no hook."""
-        if (network := self._network()) is not None:
-            attached_models.discard(network)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
-from weakref import ref
 
 from torch import Tensor, nn
 
@@ -26,8 +25,8 @@ from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import WeightGather, WithinReplicas
 from regimes.hook.ddp.source import layers_of
 from regimes.hook.fsdp.collectives import ModuleSteps, replace_collectives, restore_collectives
-from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup, check_root, groups_of
-from regimes.hook.fsdp.own_hooks import ATTACHED, attached_models
+from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup, check_root, divided_modules
+from regimes.hook.fsdp.own_hooks import HookedModel
 from regimes.hook.fsdp.reductions import QuantisedReduction, WholeReduction
 from regimes.hook.fsdp.replicas import ShardedGradients, check_rows, named_trainable
 from regimes.hook.fsdp.shards_state import DividedState
@@ -38,7 +37,7 @@ _WRITE = (
 )
 
 
-class FSDPModules:
+class FSDPModules(HookedModel):
     """Shows a hook the model that ``fully_shard`` (FSDP2) has divided, with a layer for each call.
 
     Attributes:
@@ -65,30 +64,21 @@ class FSDPModules:
         _check_mesh(shards, _WRITE)
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
-        if network in attached_models:
-            raise ConfigError(ATTACHED)
+        super().__init__(network)
         _check_divided(network, shards)
         check_root(network)
-        self._network, self.mesh, self.weights = ref(network), shards, weights
-        self.groups = groups_of(network)
-        self.trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.make_layout(shards.size()) for group in self.trained]
+        self.mesh, self.weights = shards, weights
+        self.groups, self.trained, self.layouts, self.layers = divided_modules(
+            network, shards.size()
+        )
         self.parameters = named_trainable(network)
         self._present = PresentParameters(all_param_groups(network), self.parameters)
         check_rows(self.parameters, [*map(local_part, self.parameters.values())], shards)
-        pairs = list(zip(self.trained, self.layouts, strict=True))
-        self.layers = [layout.make_layer(one.name) for one, layout in pairs]
         names = {id(p): name for name, p in self.parameters.items()}
         self._members = [[names[id(p)] for p in one.trained] for one in self.trained]
         self.local: list[Tensor] = [local_part(members[0]) for members in self.members]
         self.device = self.local[0].device
         self.config: dict[str, Any] = {"gather": weights.table()}
-
-    @property
-    def network(self) -> nn.Module:
-        network: nn.Module | None = self._network()
-        assert network is not None
-        return network
 
     @property
     def members(self) -> list[list[nn.Parameter]]:
@@ -127,17 +117,13 @@ class FSDPModules:
 
     def connect_receiver(self, receiver: ModuleSteps) -> None:
         """Replace torch's collectives."""
-        attached_models.add(self.network)
+        self.claim()
         replace_collectives(self.groups, receiver, self.weights)
 
     def close(self) -> None:
         """Give torch its own collectives back."""
         restore_collectives(self.groups)
-        if (network := self._network()) is not None:
-            attached_models.discard(network)
-
-    def detach(self) -> None:
-        """Nothing of the hook is left."""
+        self.release()
 
 
 class FSDPParameters(FSDPModules):
@@ -190,11 +176,8 @@ class ShardedReplicas(ShardedGradients):
                 "scatter, gather: one process holds a whole replica, which exchanges nothing "
                 "within: leave them out"
             )
-        self.inside, self.groups = inside, groups_of(self.network)
-        self.trained = [group for group in self.groups if group.trained]
-        self.layouts = [group.make_layout(self.mesh.size()) for group in self.trained]
-        pairs = zip(self.trained, self.layouts, strict=True)
-        self.modules = [layout.make_layer(one.name) for one, layout in pairs]
+        self.inside, count = inside, self.mesh.size()
+        self.groups, self.trained, self.layouts, self.modules = divided_modules(self.network, count)
         self.config = {"within": inside.table()}
 
     def make_world(self, timeout: float, call: str = "attach()") -> ProcessWorld:

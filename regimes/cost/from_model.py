@@ -262,15 +262,11 @@ def _format_table(frame: pd.DataFrame, job: DataParallelJob) -> Table:
     return Table(HEADS, lines, note)
 
 
-def _finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 def _json(options: JobOptions, job: DataParallelJob, frame: pd.DataFrame, sentence: str) -> str:
     """The job, one object per method and the advice; numbers that are infinite or unknown as
     null."""
     rows = [
-        {name: value if _finite(value) else None for name, value in row.items()}
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         for row in frame.to_dict("records")
     ]
     given: dict[str, Any] = {k: v for k, v in asdict(options).items() if v is not None}

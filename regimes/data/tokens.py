@@ -105,21 +105,18 @@ def load_tokens(config: DataConfig) -> Corpus:
         ConfigError: byte pairs without the package tokenizers, or a vocabulary of at most 256.
         DataError: the text cannot be read, is too small, or for byte pairs is not in UTF-8.
     """
-    parts, pairs = texts.read_text(config), config.tokenizer == "bpe"
-    vocabulary, ids = (
-        _encode_parts(parts, config.vocabulary or VOCABULARY) if pairs else _bytes(parts)
-    )
+    parts = texts.read_text(config)
+    if config.tokenizer == "bpe":
+        vocabulary, ids = _encode_parts(parts, config.vocabulary or VOCABULARY)
+    else:
+        contents = {split: np.frombuffer(getattr(parts, split), np.uint8) for split in SPLITS}
+        vocabulary, ids = BYTES, {s: torch.from_numpy(x.copy()) for s, x in contents.items()}
     lengths = torch.tensor([len(word) for word in vocabulary])  # one character stands for one byte
     facts = {"tokenizer": config.tokenizer or "bytes", **parts.facts}
     corpus = make_corpus(ids, vocabulary, config, lengths, facts)
     cut = {split: getattr(corpus, split) for split in SPLITS}
     counts = {s: int(lengths[part.long()].sum()) for s, part in cut.items() if part is not None}
     return replace(corpus, facts={**facts, "bytes": counts})
-
-
-def _bytes(parts: Parts) -> tuple[tuple[str, ...], dict[Split, Tensor]]:
-    contents = {split: np.frombuffer(getattr(parts, split), np.uint8) for split in SPLITS}
-    return BYTES, {split: torch.from_numpy(part.copy()) for split, part in contents.items()}
 
 
 def _encode_parts(parts: Parts, size: int) -> tuple[tuple[str, ...], dict[Split, Tensor]]:

@@ -120,8 +120,17 @@ def make_trainer(jobs: int, devices: Sequence[str], task: Task | None = None) ->
     with ends_by_sigterm(), ExitStack() as stack:
         if jobs > 1:
             _check_sent(task, jobs)
+            # The processes of one pool share a lock. One that is killed while it waits for work
+            # never releases it, and the others would block: so each has a pool of its own.
+            context = multiprocessing.get_context("spawn")
+            threads = max(1, (os.cpu_count() or 1) // jobs)
+            starts = [
+                functools.partial(_start_worker, threads, gpu, os.getpid())
+                for gpu in gpus.share_gpus(jobs, devices)
+            ]
             pools = [
-                stack.enter_context(_pool(jobs, gpu)) for gpu in gpus.share_gpus(jobs, devices)
+                stack.enter_context(ProcessPoolExecutor(1, context, initializer=start))
+                for start in starts
             ]
             yield functools.partial(_train_in_parallel, pools, task)
             return
@@ -212,16 +221,6 @@ def _outcomes(
             for cell in itertools.islice(queue, 1):
                 running[pool.submit(run_cell, *cell, task)] = pool, cell[0]
             yield folder, error
-
-
-def _pool(jobs: int, gpu: str | None) -> ProcessPoolExecutor:
-    """A pool of one process, with its GPU and 1 / ``jobs`` of the cores."""
-    # The processes of one pool share a lock. One that is killed while it waits for work never
-    # releases it, and the others would block: so each process has a pool of its own.
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    start = functools.partial(_start_worker, threads, gpu, os.getpid())
-    return ProcessPoolExecutor(1, context, initializer=start)
 
 
 def collect_outcomes(outcomes: Iterable[Outcome], progress: Progress) -> list[str]:

@@ -80,8 +80,8 @@ class DenseCurve:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """A method's clock, or its speed, with the 95 % interval.
+class DenseRatio:
+    """Holds how a method compares with dense, its clock or its speed, with the 95 % interval.
 
     Attributes:
         n: seeds.
@@ -94,7 +94,7 @@ class Clock:
     n: int
     known: bool = True
 
-    def __mul__(self, ratio: float) -> Clock:
+    def __mul__(self, ratio: float) -> DenseRatio:
         """The speed of a method, from the ratio of dense's seconds of a step to its own."""
         ends = {name: ratio * getattr(self, name) for name in ("mean", "low", "high")}
         return replace(self, **ends)
@@ -106,7 +106,7 @@ class Clock:
         return f"{self.mean:{digits}} [{self.low:{digits}}, {self.high:{digits}}]"
 
 
-DENSE = Clock(1.0, 1.0, 1.0, 0)
+DENSE = DenseRatio(1.0, 1.0, 1.0, 0)
 
 
 def pool_spread(groups: Iterable[Sequence[float]]) -> tuple[float, float]:
@@ -126,7 +126,7 @@ def pool_spread(groups: Iterable[Sequence[float]]) -> tuple[float, float]:
 
 def estimate_clock(
     logs: Sequence[float], spread: tuple[float, float], doublings: float = 0.0
-) -> Clock:
+) -> DenseRatio:
     """The clock of a method from those of its seeds. One above 1 counts as 1 unless it is shown.
 
     Args:
@@ -139,4 +139,4 @@ def estimate_clock(
     drift = (DRIFT * max(0.0, 1 - math.exp(mean)) + STILL) * abs(doublings)
     half = float(stdtrit(free, 0.975)) * math.hypot(sigma / math.sqrt(len(logs)), drift)
     low, high = math.exp(mean - half), math.exp(mean + half)
-    return Clock(math.exp(mean if low > 1 else min(mean, 0.0)), low, high, len(logs))
+    return DenseRatio(math.exp(mean if low > 1 else min(mean, 0.0)), low, high, len(logs))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from regimes.search.plans import clock
-from regimes.search.plans.clock import Clock, DenseCurve, Losses, Probe
+from regimes.search.plans.clock import DenseCurve, DenseRatio, Losses, Probe
 from regimes.search.plans.priced import Price
 
 FEWEST = 16  # steps of a short run
@@ -123,7 +123,7 @@ class PlanEvidence:
         return found
 
     @cached_property
-    def clocks(self) -> Mapping[str, Clock]:
+    def clocks(self) -> Mapping[str, DenseRatio]:
         """Of the methods with a short run beside dense's; of several lengths the surest."""
         logs = {(m, n): self._logs(m, n) for m in self.methods[1:] for n in self.lengths(m)}
         logs = {key: each for key, each in logs.items() if each}
@@ -135,14 +135,14 @@ class PlanEvidence:
                 new = clock.estimate_clock(each, spread, doublings)
             else:
                 bound = self.dense_lengths[0] / length
-                new = Clock(bound, 0.0, bound, len(each), known=False)
+                new = DenseRatio(bound, 0.0, bound, len(each), known=False)
             old, width = found.get(method), (new.high - new.low) / new.mean
             if old is None or (new.known >= old.known and width < (old.high - old.low) / old.mean):
                 found[method] = new
         return found
 
     @cached_property
-    def speeds(self) -> Mapping[str, Clock]:
+    def speeds(self) -> Mapping[str, DenseRatio]:
         """How many times as fast as dense each method with a clock comes to a loss, the fastest
         first; of those that are as fast the one that sends less."""
         dense = self.prices[self.dense].seconds

@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from configs import smoke_static as config
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import resumed_alike, rows, weights
 
 import regimes
 from regimes.base.config import RunConfig, from_dict
 from regimes.base.errors import ConfigError, DataError
 from regimes.policies import (
-    AdaQS,
     BatchAccordion,
     PastEpoch,
     RateLadder,
@@ -154,18 +151,6 @@ def test_smith_counts_decays() -> None:
     ]
 
 
-@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=30))
-def test_adaqs_climbs_one_rung_per_fall(values: list[float]) -> None:
-    """Against the rule in its own words; never back down."""
-    policy, reference, rung, history = AdaQS(("a", "b", "c"), fall=0.5), values[0], 0, []
-    assert policy.decide([], ["l"])[0].level == "a"
-    for value in values:
-        if value <= 0.5 * reference and 1 - value / reference >= 0.5:
-            rung, reference = rung + 1, value
-        history.append(PastEpoch(0.1, 0.1, {}, ["a"], {"msdr": value}))
-        assert policy.decide(history, ["l"])[0].level == "abc"[min(rung, 2)]
-
-
 def followed(policy: RateLadder, rates: list[float]) -> str:
     """The first letter or digit of each level that a policy takes, unit by unit."""
     history: list[PastEpoch] = []
@@ -173,20 +158,6 @@ def followed(policy: RateLadder, rates: list[float]) -> str:
         level = policy.decide(history, ["l"])[0].level
         history.append(PastEpoch(rate, after, {}, [level]))
     return "".join(epoch.levels[0][-1] for epoch in history)
-
-
-@pytest.mark.parametrize(
-    ("rates", "levels"),
-    [
-        ([0.0, 0.5, 1.0, 1.0, 0.5, 0.49, 0.15, 0.149], "33333221"),  # a warm-up counts as high
-        ([0.1, 0.01, 0.001], "311"),
-        ([1.0, 0.6, 0.3, 0.1, 1.0, 0.6, 0.3, 0.1], "33213321"),  # it starts again
-        ([0.003, 0.003 / 10**0.5, 0.003 / 10], "321"),
-        ([0.0, 0.0], "33"),
-    ],
-)
-def test_the_rate_ladder_by_hand(rates: list[float], levels: str) -> None:
-    assert followed(RateLadder(("r1", "r2", "r3")), rates) == levels
 
 
 def test_the_rate_ladder_says_why_and_takes_other_shares() -> None:

@@ -151,7 +151,7 @@ TABLES = st.one_of(
         {
             "name": st.just("gravac"),
             "gain": SHARE,
-            "tolerance": SHARE,
+            "tolerance": SHARE | st.just(0.0),
             "smoothing": SHARE,
             "interval": st.integers(1, 2),
         }

@@ -143,7 +143,7 @@ OTHERS: dict[str, Callable[[Path], RunConfig]] = {  # trainings that share no pa
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", ["text", pytest.param("windows", marks=pytest.mark.slow)])
 def test_processes_equal_the_simulation_of_other_trainings(name: str, tmp_path: Path) -> None:
     """Texts that carry a state, by units within epochs; windows, whose batch grows."""
     c = OTHERS[name](tmp_path)

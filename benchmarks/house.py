@@ -225,7 +225,7 @@ CONCEPTS: dict[str, Rule] = {
         rooms=("training", "hook", "ddp", "local"),
         once=True,
     ),
-    "as_decided": named("as_decided"),
+    "replay of levels": named("replay_levels", "as_decided"),
     "builders of headers": headers,
 }
 

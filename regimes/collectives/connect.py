@@ -15,7 +15,7 @@ import torch.distributed as dist
 from regimes.base.torch_compat import abort_default_group
 from regimes.collectives import devices
 from regimes.collectives.faults import Faults, describe_loss, name_silent
-from regimes.collectives.launcher import Launched, attempt_name, read_launch
+from regimes.collectives.launcher import LaunchedProcess, attempt_name, read_launch
 from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
@@ -137,7 +137,7 @@ def join_group(device: torch.device, timeout: timedelta, name: str) -> Membershi
 
 
 def _init_process_group(
-    store: dist.Store, us: Launched, device: torch.device, timeout: timedelta
+    store: dist.Store, us: LaunchedProcess, device: torch.device, timeout: timedelta
 ) -> float | None:
     """Make torch's default group; the limit of ``Membership``."""
     devices.post_kind(store, us.rank, device)

@@ -18,7 +18,7 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedProcess:
     """Describes one process of a group; by default a process without a launcher.
 
     Attributes:
@@ -35,14 +35,14 @@ class Launched:
     restarts: int = 0
 
 
-def read_launch(env: Mapping[str, str] | None = None) -> Launched:
+def read_launch(env: Mapping[str, str] | None = None) -> LaunchedProcess:
     """Read from the environment which process of which group this one is. Where a task of Slurm
     runs torchrun, the processes of torchrun count, not the task. A batch script is not a task and
     counts as one process."""
     env = os.environ if env is None else env
     tasks = 1 if "WORLD_SIZE" in env else _read_number(env, "SLURM_STEP_NUM_TASKS", "1", least=1)
     if tasks > 1:
-        return Launched(
+        return LaunchedProcess(
             _read_rank(env, "SLURM_PROCID", "", tasks),
             tasks,
             _read_number(env, "SLURM_LOCALID", ""),
@@ -52,7 +52,7 @@ def read_launch(env: Mapping[str, str] | None = None) -> Launched:
     count = _read_number(env, "WORLD_SIZE", "1", least=1)
     together = count == 1 or "RANK" in env
     require(together, "WORLD_SIZE", count, "RANK beside it, of the same launcher")
-    return Launched(
+    return LaunchedProcess(
         _read_rank(env, "RANK", "0", count),
         count,
         _read_number(env, "LOCAL_RANK", "0"),

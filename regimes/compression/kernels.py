@@ -346,7 +346,7 @@ def in_batches(stacks: Sequence[Float[Tensor, "_ _ _"]], once: Once = make_again
     shapes = tuple(tuple(rows.shape) for rows in stacks)
     for ids in choose_batches(shapes):
         own = tuple(shapes[i] for i in ids)
-        padded = once(("padded", own), partial(Padded, own, stacks[0].device))
+        padded = once(("padded", own), partial(PaddedBatch, own, stacks[0].device))
         results.update(zip(ids, padded.orthonormalise([stacks[i] for i in ids]), strict=True))
     return [results[i] for i in range(len(stacks))]
 
@@ -376,7 +376,7 @@ def choose_batches(shapes: tuple[tuple[int, int, int], ...]) -> list[list[int]]:
     return found
 
 
-class Padded:
+class PaddedBatch:
     """Holds room for stacks of several sizes as one batch, ``[layers, ranks, n]``; zeros around
     them stay. With several ranks a padding row has a 1 in a column of its own, where it is
     orthogonal to all others."""

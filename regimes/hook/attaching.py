@@ -21,7 +21,7 @@ from regimes.compression.scatter import QuantisedScatter
 from regimes.hook.ddp.hook import Hook
 from regimes.hook.ddp.nodes import GivenNodes
 from regimes.hook.ddp.source import DDPGradients
-from regimes.hook.ddp.steps import Attached, HookSteps
+from regimes.hook.ddp.steps import HookSteps, ModelAdapter
 from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.hook.fsdp import arguments
 from regimes.hook.fsdp.collectives import ModuleSteps, ReplicaSteps
@@ -137,13 +137,19 @@ def attach(
     Raises:
         ConfigError: in one sentence, before anything is registered.
     """
-    asked = _Asked(
+    given = _HookArguments(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
     source = DDPGradients(model, nodes)
-    hook = asked.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
+    hook = given.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
     if nodes is None and source.nodes is not None and hook.world.rank == 0:
-        print(_describe_nodes(hook), file=sys.stderr)
+        # a node is a worker, and nobody has asked for it
+        print(
+            f"regimes: a worker is a node: the {hook.world.shards} processes of each of the "
+            f"{hook.world.workers} nodes average their gradients at full precision, and what nodes "
+            "exchange is compressed (nodes=False: each process compresses its own)",
+            file=sys.stderr,
+        )
     return hook
 
 
@@ -193,7 +199,7 @@ def attach_replicas(
     Raises:
         ConfigError: in one sentence, before anything is registered.
     """
-    asked = _Asked(
+    given = _HookArguments(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
     source, steps = ShardedGradients(model, mesh), HookSteps
@@ -202,7 +208,7 @@ def attach_replicas(
         within = arguments.within_replicas(scatter, gather)
         source, steps = ShardedReplicas(model, mesh, within), ReplicaSteps
         del modes[0]
-    return asked.make_hook(source, steps, optimizer, modes)
+    return given.make_hook(source, steps, optimizer, modes)
 
 
 @overload
@@ -302,18 +308,26 @@ def attach_shards(
     else:
         compressor = arguments.choose_scatter(scatter, policy)
         source = FSDPModules(model, mesh, arguments.choose_gather(gather))
-    asked = _Asked(
+    given = _HookArguments(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
-    hook = asked.make_hook(source, ModuleSteps, optimizer, modes)
+    hook = given.make_hook(source, ModuleSteps, optimizer, modes)
     whole = isinstance(source, FSDPParameters) and hook.chosen.keeps_residuals
     if whole and hook.summarizes and hook.world.rank == 0:
-        print(_describe_memory(hook), file=sys.stderr)
+        # what error feedback on whole gradients costs each process
+        layers = [x for x in hook.layers if x.compressed]
+        size = hook.world.meter.dtype.itemsize * sum(layer.size for layer in layers)
+        part = format_quantity(size / hook.world.processes, "B")
+        print(
+            f"regimes: error feedback keeps {format_quantity(2 * size, 'B')} on each process, "
+            f"twice its residual of the whole gradient; a shard of the matrices has {part}",
+            file=sys.stderr,
+        )
     return hook
 
 
 @dataclass
-class _Asked:
+class _HookArguments:
     """The arguments that the three functions share."""
 
     compressor: GivenCompressor | None
@@ -328,7 +342,7 @@ class _Asked:
 
     def make_hook(
         self,
-        source: Attached,
+        source: ModelAdapter,
         steps: type[UnitSteps],
         optimizer: GivenOptimizer | None,
         modes: Sequence[Mode],
@@ -382,24 +396,3 @@ class _Asked:
         if nothing_named and hook.world.rank == 0:
             choices.warn_of_unnamed()
         return hook
-
-
-def _describe_nodes(hook: Hook) -> str:
-    """That a node is a worker, where nobody has asked for it."""
-    workers, each = hook.world.workers, hook.world.shards
-    return (
-        f"regimes: a worker is a node: the {each} processes of each of the {workers} nodes average "
-        "their gradients at full precision, and what nodes exchange is compressed (nodes=False: "
-        "each process compresses its own)"
-    )
-
-
-def _describe_memory(hook: Hook) -> str:
-    """What error feedback on whole gradients costs each process."""
-    width, layers = hook.world.meter.dtype.itemsize, [x for x in hook.layers if x.compressed]
-    size, shards = width * sum(layer.size for layer in layers), hook.world.processes
-    kept, part = format_quantity(2 * size, "B"), format_quantity(size / shards, "B")
-    return (
-        f"regimes: error feedback keeps {kept} on each process, twice its residual of the whole "
-        f"gradient; a shard of the matrices has {part}"
-    )

@@ -36,11 +36,11 @@ from regimes.job.header import build_header
 from regimes.job.job import Job, UnitPlan
 from regimes.job.move_residuals import on_processes
 from regimes.job.recorder import JobRecorder, RecordOptions, check_whole
-from regimes.job.refit import Fitted, damage_refused, refuse_state
+from regimes.job.refit import FittedState, damage_refused, refuse_state
 from regimes.job.rows import layer_entries, traffic_columns, unit_columns
-from regimes.job.saved_units import saved_units, with_all_units, with_recorded_units
+from regimes.job.saved_units import restore_units, saved_units, with_recorded_units
 from regimes.job.schedule import UnitSchedule, describe_optimizer
-from regimes.job.set_level import as_set, set_entry, was_set
+from regimes.job.set_level import apply_set_level, set_entry, was_set
 from regimes.job.state import State, check_format, join_states, on_cpu, own_part
 from regimes.job.summary import job_summary
 from regimes.policies.controller import Levels
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class AttachedJob(Job):
-    """A job of a script's own loop.
+    """Runs the units of a script's own training: their rows, record and saved state.
 
     Attributes:
         claims: to a record that other groups of the job may want; None: there is no other group.
@@ -104,13 +104,14 @@ class AttachedJob(Job):
 
     @property
     def traffic(self) -> Traffic:
-        """What this process has had for others since training began (see `Traffic`), detectors'
-        signals and flags of non-finite gradients included, ``instrument_bytes`` left out."""
+        """Return what this process has had for others since training began (see `Traffic`), with
+        detectors' signals and flags of non-finite gradients, and without ``instrument_bytes``."""
         return sum(self.world.meter.layers.values(), self.past_traffic)
 
     @property
     def instrument_bytes(self) -> int:
-        """What instruments that only watch, such as the curvature, have sent beside it."""
+        """Return the bytes that instruments that only watch, such as the curvature, have sent
+        beside the exchange."""
         return sum(self.world.instruments.sent.values())
 
     def log(self, **values: SupportsFloat) -> None:
@@ -182,7 +183,7 @@ class AttachedJob(Job):
         """What the policies decide for the unit ``len(rows)``, or the script has set."""
         plan, entry = self.decide_unit(self._policy_history()), self.set_before or self.set
         compressed = self.controller.compressed
-        return replace(plan, levels=as_set(entry, len(self.rows), plan.levels, compressed))
+        return replace(plan, levels=apply_set_level(entry, len(self.rows), plan.levels, compressed))
 
     def _policy_history(self) -> list[Row]:
         """The units so far as a policy of levels sees them: with levels of its own, also where it
@@ -192,7 +193,7 @@ class AttachedJob(Job):
             return self.rows
         for i in range(len(self._seen), len(self.rows)):
             if i < branched or was_set(self.rows[i]):
-                self.as_decided(self._seen, self.rows[: i + 1])
+                self.replay_levels(self._seen, self.rows[: i + 1])
             else:
                 self._seen.append(self.rows[i])
         return self._seen
@@ -297,6 +298,10 @@ class AttachedJob(Job):
             more: entries of the configuration of this kind of job.
         """
         world, optimizer = self.world, self.schedule.optimizer
+        bare = uncompiled(network)
+        model_name = type(bare).__name__
+        if is_divided(bare):  # `fully_shard` has given it a new class, with a prefix
+            model_name = model_name.removeprefix("FSDP")
         config = {
             "name": options.name or policies.REGISTRY.table(chosen.policy)["name"],
             "seed": seed,
@@ -305,7 +310,7 @@ class AttachedJob(Job):
             "workers": world.workers,
             "batch_size": options.batch_size,
             "data": {"name": options.data},
-            "model": {"name": _model_name(uncompiled(network))},
+            "model": {"name": model_name},
             "optimizer": (describe_optimizer(optimizer) if optimizer else {"name": None})
             | {"lr": None, "schedule": None},  # the rates are those of the rows
             "dtype": str(world.meter.dtype).removeprefix("torch."),
@@ -417,10 +422,10 @@ class AttachedJob(Job):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """This process's state, which ``torch.load(weights_only=True)`` reads back."""
+        """Return this process's state, which ``torch.load(weights_only=True)`` reads back."""
         raise NotImplementedError
 
-    def _fit(self, saved: Any, branch: bool) -> Fitted:
+    def _fit(self, saved: Any, branch: bool) -> FittedState:
         """A saved state of this process as ``_continue_from`` can restore it.
 
         Raises:
@@ -428,7 +433,7 @@ class AttachedJob(Job):
         """
         raise NotImplementedError
 
-    def _continue_from(self, fitted: Fitted) -> None:
+    def _continue_from(self, fitted: FittedState) -> None:
         """Go on from a state."""
         raise NotImplementedError
 
@@ -439,12 +444,12 @@ class AttachedJob(Job):
         """Continue from the state of this process."""
         self.world.guard.enter_call("load_state_dict()")
         check_format(saved)
-        saved = with_all_units(saved, self.world, self.recorder)
+        saved = restore_units(saved, self.world, self.recorder)
         self._continue_from(self._fit(saved, branch))
 
     def full_state_dict(self) -> State | None:
-        """The states of all processes in one, on process 0 (None on the others). Any number of
-        processes can continue from it, of local steps if it was saved right after a
+        """Return the states of all processes in one, on process 0 (None on the others). Any number
+        of processes can continue from it; with local steps only if it was saved right after a
         synchronisation. All processes call this. Its tensors are on the CPU;
         ``torch.load(weights_only=True)`` reads it back.
 
@@ -566,8 +571,8 @@ def on_all_processes(
     action: Callable[[], T],
     error: type[RegimesError] = ConfigError,
 ) -> T:
-    """The result of an action on every process. If it fails on one, all raise an ``error``: the
-    others would wait for that process in their next collective."""
+    """Run an action on every process, and return its result. If it fails on one, all raise an
+    ``error``: the others would wait for that process in their next collective."""
     failure, result = None, None
     try:
         result = action()
@@ -582,12 +587,6 @@ def on_all_processes(
         if sentence is not None:
             raise error(sentence)
     return cast(T, result)
-
-
-def _model_name(network: nn.Module) -> str:
-    """The class of a model; ``fully_shard`` gives it a new one with a prefix."""
-    name = type(network).__name__
-    return name.removeprefix("FSDP") if is_divided(network) else name
 
 
 def no_data(*_: Any) -> NoReturn:

@@ -40,7 +40,7 @@ _CONSTANT = "constant"  # the name of the only level, where no policy chooses
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy, a compressor with its levels and a signal that go together.
+    """Holds a policy, a compressor with its levels, and a signal, which go together.
 
     Attributes:
         dense_start: the first so many steps send the gradient uncompressed.
@@ -58,31 +58,32 @@ class Choice:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The levels in plain types."""
+        """Return the levels in plain types."""
         return plain_levels(self.levels)
 
     @property
     def keeps_residuals(self) -> bool:
-        """Has the compressor error feedback, throughout or at one of the levels?"""
+        """Return whether the compressor has error feedback, throughout or at one of the levels."""
         return has_feedback(self.compressor, self.levels.values())
 
     def needed_parts(self) -> Iterator[Part]:
-        """What is chosen, with what it needs of a job (``capabilities``)."""
+        """Yield what is chosen, each part with what it needs of a job (``capabilities``)."""
         yield from compressor_parts(self.compressor)
         yield from policy_parts(self.policy, "policy")
         yield from signal_parts(self.signal, self.policy)
         yield from self.instrument_parts()
 
     def instrument_parts(self) -> Iterator[Part]:
+        """Yield each instrument, with what it needs of a job."""
         for name, tool in make_instruments(self.instruments).items():
             yield Part(f"instruments.{name}", needs_of(tool))
 
     def instrument_facts(self) -> dict[str, Any]:
-        """The instruments as an entry of ``shared_facts``, if there are any."""
+        """Return the instruments as an entry of ``shared_facts``, if there are any."""
         return {"instruments": dict(self.instruments)} if self.instruments else {}
 
     def shared_facts(self) -> dict[str, Any]:
-        """The choice in plain types; it must be the same on all processes."""
+        """Return the choice in plain types; it must be the same on all processes."""
         return {
             "policy": policies.REGISTRY.table(self.policy),
             "compressor": compression.REGISTRY.table(self.compressor),
@@ -101,7 +102,8 @@ def choose_exchange(
     dense_start: int,
     probed: tuple[CurvatureProbe | None, Mapping[str, Mapping[str, Any]]] = (None, {}),
 ) -> Choice:
-    """The arguments of ``attach``; ConfigError unless they go together."""
+    """Check the arguments of ``attach`` and make the choice of them. Raise ConfigError unless they
+    go together."""
     good = is_whole(dense_start, 0)
     require(good, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     if signal not in get_args(Signal):
@@ -119,7 +121,7 @@ UNNAMED = {"name": "quantised-all-reduce", "level": 8}  # its clock is 1: `cost/
 
 
 def warn_of_unnamed() -> None:
-    """``attach`` was told of no compressor and no policy."""
+    """Warn that ``attach`` was told of no compressor and no policy."""
     bits = UNNAMED["level"]
     warnings.warn(
         f"attach: no compressor or policy is named, so {bits} bits a number are sent: "
@@ -132,7 +134,7 @@ def warn_of_unnamed() -> None:
 def choose_levels(
     policy: Any, compressor: Any, usual: str = "powersgd"
 ) -> tuple[Any, Compressor, Mapping[str, GivenLevel] | None]:
-    """The policy, the compressor and its levels by name, for these arguments of ``attach``.
+    """Return the policy, the compressor and its levels by name, for these arguments of ``attach``.
 
     Args:
         usual: the compressor where none is named.
@@ -154,8 +156,8 @@ def choose_levels(
 
 
 def take_level(given: Any) -> tuple[Compressor, GivenLevel | None, Any]:
-    """A compressor from a name, a table or an object, without its level, and that level, or its
-    levels by name.
+    """Split a name, a table or an object into a compressor without its level, the one level, and
+    the levels by name.
 
     Raises:
         ConfigError: it is no compressor, or has a level twice.
@@ -273,7 +275,8 @@ def _is_number(value: Any) -> bool:
 
 
 def pick_policy(given: Any, expected: str) -> Policy:
-    """A policy from a name, a table or an object; ConfigError with what was expected otherwise."""
+    """Make a policy of a name, a table or an object; raise ConfigError, with what was expected, for
+    anything else."""
     rule = _build_from(given, policies.make_policy)
     if not isinstance(rule, Policy):
         raise unexpected_value("policy", given, expected)
@@ -281,7 +284,7 @@ def pick_policy(given: Any, expected: str) -> Policy:
 
 
 def pick_compressor(given: Any) -> Compressor:
-    """A compressor from a name, a table or an object; ConfigError otherwise."""
+    """Make a compressor of a name, a table or an object; raise ConfigError for anything else."""
     chosen = _build_from(given, compression.make_compressor)
     if not isinstance(chosen, Compressor):
         raise unexpected_value("compressor", given, "a name, a table with a name, or a Compressor")
@@ -295,12 +298,17 @@ def _build_from(given: Any, make: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
-    """Levels of a compressor by name; ConfigError if it has no such level."""
+    """Check levels of a compressor by name, and return them; raise ConfigError if it has no such
+    level."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise unexpected_value(
             "levels", given, 'a table of levels by name, like {"low": 4, "high": 1}'
         )
-    levels = {name: _pick_level(level, f"levels.{name}") for name, level in given.items()}
+    levels: dict[str, Any] = {}
+    for name, level in given.items():
+        table = isinstance(level, Mapping) and "level" in level
+        plain = {**level, "level": plain_number(level["level"])} if table else level
+        levels[name] = plain_number(as_level(plain, f"levels.{name}"))
     if not levels:
         raise ConfigError(
             f"levels: {type(compressor).__name__} has no default levels: say what low and high "
@@ -308,33 +316,29 @@ def pick_levels(compressor: Compressor, given: Any) -> dict[str, AnyLevel]:
         )
     if DENSE in levels:
         raise ConfigError('levels: "dense" is always known, give the level another name')
-    for level in levels.values():
-        plain = isinstance(level, int | float | str | FeedbackLevel)
-        require(plain, f"level of {type(compressor).__name__}", level, "a number or a word")
-        check_level(compressor, level)
+    for chosen in levels.values():
+        plain = isinstance(chosen, int | float | str | FeedbackLevel)
+        require(plain, f"level of {type(compressor).__name__}", chosen, "a number or a word")
+        check_level(compressor, chosen)
     return levels
 
 
-def _pick_level(given: Any, where: str) -> Any:
-    if isinstance(given, Mapping) and "level" in given:
-        given = {**given, "level": plain_number(given["level"])}
-    return plain_number(as_level(given, where))
-
-
 def plain_number(level: Any) -> Any:
-    """A number of Python for one of NumPy, which a record could not write."""
+    """Turn a number of NumPy, which a record could not write, into one of Python; return anything
+    else as it is."""
     if isinstance(level, bool | int | float) or not isinstance(level, Real):
         return level
     return int(level) if isinstance(level, Integral) else float(level)
 
 
 def check_seed(seed: Any) -> None:
-    """Raise ConfigError unless it is a seed as in a configuration."""
+    """Raise ConfigError unless the seed is a whole number of at most 63 bits, as in a
+    configuration."""
     good = is_whole(seed, -(2**63)) and seed < 2**63
     require(good, "seed", seed, "a whole number of at most 63 bits")
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError unless it is a number of seconds."""
+    """Raise ConfigError unless the timeout is a number of seconds above 0."""
     number = isinstance(timeout, Real) and not isinstance(timeout, bool)
     require(number and 0 < float(timeout) <= LONGEST, "timeout", timeout, SECONDS)

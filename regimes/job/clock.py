@@ -22,7 +22,7 @@ LOOP = ("compute", "compress", "communicate")
 
 
 class Clock:
-    """Adds up seconds by name.
+    """Adds up the seconds of a unit's steps by name.
 
     A GPU runs behind the loop, so events in its stream take the times there; ``read_events`` reads
     them, which is a wait for the GPU. ``count_waiting`` never waits for it.
@@ -95,7 +95,8 @@ class Clock:
     # -- a script's loop ---------------------------------------------------------------------
 
     def start_step(self) -> None:
-        """A step's first bucket is full, or the computation of a local step has ended."""
+        """Note the time at which a step's first bucket is full, or at which the computation of a
+        local step has ended."""
         if self.since is None:
             self.since = time.perf_counter()
             return
@@ -105,7 +106,7 @@ class Clock:
 
     @contextmanager
     def count_waiting(self, world: World) -> Iterator[None]:
-        """The script waits for what is exchanged."""
+        """Count the time inside, in which the script waits for what is exchanged."""
         start, before = time.perf_counter(), world.seconds
         yield
         waited = time.perf_counter() - start
@@ -117,22 +118,22 @@ class Clock:
         self.seconds["compute"] -= waited
 
     def stop_step(self) -> None:
-        """A step is over."""
+        """Note that a step is over."""
         now = time.perf_counter()
         self.seconds["compute"] += now - (now if self.since is None else self.since)
         self.since = now
 
     def of_unit(self, steps: int) -> dict[str, float]:
-        """Seconds of a unit of so many iterations. An iteration without a known beginning, like the
-        first, counts as the mean of the others."""
+        """Return the seconds of a unit of so many iterations, by name. An iteration without a known
+        beginning, like the first, counts as the mean of the others."""
         if not self.clocked:
             return dict(self.seconds)
         clocked = self.seconds["compute"] - self.before
         return self.seconds | {"compute": clocked * steps / self.clocked}
 
     def next_unit(self, steps: int) -> Clock:
-        """The clock of the next unit. A unit of one iteration has no mean of others: it begins with
-        the end of the iteration before."""
+        """Make the clock of the next unit. A unit of one iteration has no mean of others: it begins
+        with the end of the iteration before."""
         clock = Clock(self.device)
         clock.since = self.since if steps == 1 else None
         return clock

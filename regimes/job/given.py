@@ -21,27 +21,28 @@ GivenProbe = tuple[_ProbeLoss, object] | tuple[_ProbeLoss, object, Callable[[Any
 
 
 class HasGroups(Protocol):
-    """An optimiser of torch, or what has its parameter groups."""
+    """Stands for an optimiser of torch, or for what has its parameter groups."""
 
     @property
     def param_groups(self) -> Sequence[Mapping[str, Any]]: ...
 
 
 class HasEpoch(Protocol):
-    """A ``DistributedSampler``, or what has its epoch."""
+    """Stands for a ``DistributedSampler``, or for what has its epoch."""
 
     @property
     def epoch(self) -> int: ...
 
 
 class HasScale(Protocol):
-    """A ``GradScaler``, or what has the scale of a loss."""
+    """Stands for a ``GradScaler``, or for what has the scale of a loss."""
 
     def get_scale(self) -> float: ...
 
 
 class HasSamples(Protocol):
-    """A data set with a length and numbered samples; also a pair of tensors or arrays."""
+    """Stands for a data set with a length and numbered samples, and for a pair of tensors or
+    arrays."""
 
     def __len__(self) -> int: ...
 

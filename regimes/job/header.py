@@ -30,7 +30,7 @@ def build_header(
     shards: int = 1,
     **entries: Any,
 ) -> Header:
-    """The header without "schema", which the writer adds.
+    """Build the header of a record without "schema", which the writer adds.
 
     Args:
         config: in plain types.

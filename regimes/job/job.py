@@ -28,7 +28,7 @@ from regimes.records import Header, Row
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """What is decided before a unit, from the units so far.
+    """Holds what is decided before a unit, from the units so far.
 
     Attributes:
         levels: of all layers, with reasons.
@@ -42,7 +42,7 @@ class UnitPlan:
 
 
 class Job:
-    """The units of a job.
+    """Runs a training in units: decides before each unit, and keeps the rows of past ones.
 
     Attributes:
         rows: the units so far, as a record has them.
@@ -119,9 +119,12 @@ class Job:
             check_reasons(controller.policy, [chosen.why])
         return chosen
 
-    def as_decided(self, seen: list[Row], rows: Sequence[Row], *, whole: bool = False) -> list[Row]:
-        """Add to ``seen``, which has the first of ``rows`` already, the others with the levels that
-        this job's policies would have chosen, so that they meet no level that they do not know.
+    def replay_levels(
+        self, seen: list[Row], rows: Sequence[Row], *, whole: bool = False
+    ) -> list[Row]:
+        """Add rows to ``seen``, which has the first of ``rows`` already: the others, with the
+        levels that this job's policies would have chosen, so that the policies meet no level that
+        they do not know.
 
         Args:
             whole: also the levels of batch and period.
@@ -141,7 +144,7 @@ class Job:
     def lay_out_state(
         self, table: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any], own: Part
     ) -> State:
-        """The state of this process, as ``job.state`` says.
+        """Lay out the state of this process as ``job.state`` says.
 
         Args:
             table: columns by layer, beside their shapes.

@@ -28,7 +28,7 @@ def residuals_for(
     *,
     mean: bool = False,
 ) -> Residuals:
-    """The residuals by layer of some of ``count`` workers, a row for each.
+    """Return the residuals by layer of some of ``count`` workers, a row for each.
 
     Args:
         parts: with the residuals of ``saved`` workers; a worker may be missing if its part of
@@ -84,8 +84,8 @@ def _rows_for(
 
 
 def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tensor | None:
-    """The residual of one of ``workers`` new workers, from the old workers' residuals; None is
-    zero."""
+    """Return the residual of one of ``workers`` new workers, from the old workers' residuals; None
+    is zero."""
     known = next((tensor for tensor in old if tensor is not None), None)
     if known is None:
         return None
@@ -100,9 +100,9 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
 
 
 def overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
-    """The ``old`` workers from which one of ``workers`` takes over what they owe, because their
-    parts of [0, 1) overlap, and by how much: [0, 1) has ``old * workers`` ticks, a part of an old
-    worker ``workers`` of them, a part of a new one ``old``."""
+    """Return from which ``old`` workers one of ``workers`` new ones takes over what they owe, and
+    how much of each. Their parts of [0, 1) overlap: [0, 1) has ``old * workers`` ticks, the part of
+    an old worker ``workers`` of them, that of a new one ``old``."""
     start, stop = worker * old, (worker + 1) * old
     first, last = start // workers, (stop - 1) // workers
     return {
@@ -111,7 +111,7 @@ def overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
 
 
 def on_processes(state: State, count: int) -> list[State]:
-    """The states of ``count`` processes with a worker each, from the state of all processes.
+    """Divide the state of all processes into the states of ``count`` processes with a worker each.
 
     Raises:
         ConfigError: its statistics cannot be divided.
@@ -120,7 +120,8 @@ def on_processes(state: State, count: int) -> list[State]:
 
 
 def on_process(state: State, process: int, count: int) -> State:
-    """One of them. A part of the state may lack residuals from which it takes nothing over."""
+    """Return the state of one of ``count`` processes, like ``on_processes``. A part of the saved
+    state may lack residuals from which this process takes nothing over."""
     parts = state["parts"]
     if len(parts) == count:
         return {**state, "parts": [parts[process]]}

@@ -21,7 +21,7 @@ _FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batc
 
 @dataclass(frozen=True)
 class CurvatureProbe:
-    """What curvature is measured on.
+    """Holds the loss and the batches on which curvature is measured.
 
     Attributes:
         loss: ``loss(model, batch)``, the mean over a batch; a scalar tensor.
@@ -35,7 +35,7 @@ class CurvatureProbe:
 
     @property
     def sample_count(self) -> int:
-        """How many this process has; all must have as many."""
+        """Return how many samples this process has; all processes must have equally many."""
         from regimes.instruments.hessian.probe import (
             batch_size,  # a hook without a probe has no curvature
         )
@@ -43,23 +43,26 @@ class CurvatureProbe:
         return sum(batch_size(batch) for batch in self.batches)
 
     def take_batches(self, images: int, batch: int) -> list[tuple[Any]]:
-        """The batches in the form that instruments take; ``images`` and ``batch`` are not used."""
+        """Return the batches in the form that instruments take; ``images`` and ``batch`` are not
+        used."""
         return [(batch,) for batch in self.batches]
 
     @property
     def weigh_batch(self) -> Callable[[Any], Any] | None:
-        """``weight`` of a batch in the form that instruments take."""
+        """Return ``weight`` of a batch in the form that instruments take."""
         weight = self.weight
         return None if weight is None else lambda batch: weight(*batch)
 
     def mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the model's mean loss over a batch."""
         return self.loss(model, batch)
 
 
 def pick_probe(
     given: Any, tables: Any, check_every: Any = None, check_cosine: Any = None
 ) -> tuple[CurvatureProbe | None, dict[str, Any]]:
-    """The arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of ``attach``.
+    """Check the arguments ``probe``, ``instruments``, ``check_every`` and ``check_cosine`` of
+    ``attach``; return the probe and the tables of instruments.
 
     Raises:
         ConfigError: they do not go together, or one is wrong.
@@ -112,7 +115,7 @@ def _cosine_table(every: Any, least: Any) -> dict[str, Any]:
 
 
 def as_probe(given: Any) -> CurvatureProbe:
-    """A script's loss and batches; ConfigError if they are none."""
+    """Make a probe of a script's loss and batches; raise ConfigError if they are none."""
     several = isinstance(given, tuple | list) and len(given) in (2, 3)
     if not several or not all(map(callable, (given[0], *given[2:]))):
         raise unexpected_value("probe", given, _FORM)

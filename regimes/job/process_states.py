@@ -22,7 +22,7 @@ _PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+(?:x\d+)?)/\d+$")
 
 
 class ProcessStates:
-    """A ``Stateful`` of DCP: save and load it with model and optimiser, on all processes::
+    """Is a ``Stateful`` of DCP: save and load it with model and optimiser, on all processes::
 
         dcp.save({"model": ..., "hook": hook.sharded_state()}, checkpoint_id=folder)
 
@@ -46,12 +46,12 @@ class ProcessStates:
 
     @property
     def processes(self) -> int:
-        """How many have saved it."""
+        """Return how many processes have saved the checkpoint."""
         return int(self.group.partition("x")[0])
 
     def state_dict(self) -> dict[str, bytes]:
-        """The entries of this process. To load those of another number of processes: their names,
-        empty, because DCP loads the entries that it finds here."""
+        """Return the entries of this process. To load those of another number of processes, return
+        their names with empty values, because DCP loads the entries that it finds here."""
         world, group = self.job.world, self.group
         if group != self._own_group:
             names = [f"process/{group}/{i}" for i in range(self.processes)]
@@ -66,8 +66,8 @@ class ProcessStates:
         return {f"{what}/{group}/{world.rank}": data for what, data in found.items()}
 
     def load_state_dict(self, saved: Mapping[str, bytes]) -> None:
-        """Continue where it was saved; through ``dcp.load``, on all processes, once the model and
-        its optimiser have their own states again.
+        """Continue where the state was saved. DCP calls this (``dcp.load``) on all processes, once
+        the model and its optimiser have their own states again.
 
         Raises:
             ConfigError: as ``load_state_dict`` of the job.
@@ -122,13 +122,14 @@ def _saved_group(saved: Any) -> str:
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
-    """A saved state as bytes, for ``unpack_state``."""
+    """Turn a saved state into bytes, for ``unpack_state``."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
 def unpack_state(saved: bytes) -> dict[str, Any]:
-    """A state from ``pack_state``, with its tensors on the CPU; damaged bytes raise ConfigError."""
+    """Read a state from the bytes of ``pack_state``, with its tensors on the CPU; raise ConfigError
+    if the bytes are damaged."""
     with damage_refused():
         return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

@@ -123,7 +123,7 @@ class RecordOptions:
 
 
 def record_options(record: Any) -> RecordOptions:
-    """Makes options of the argument ``record`` of ``attach``: a folder, options or None.
+    """Make options of the argument ``record`` of ``attach``: a folder, options or None.
 
     Raises:
         ConfigError: it is something else.
@@ -153,7 +153,7 @@ class _PendingRow(NamedTuple):
 
 
 class JobRecorder:
-    """The record of one hook or of local steps, on process 0.
+    """Writes the record of one hook or of local steps, on process 0.
 
     Attributes:
         header: of the record.
@@ -179,12 +179,13 @@ class JobRecorder:
 
     @property
     def folder_key(self) -> str:
-        """Names the folder in the store of the process group (``collectives.claims``)."""
+        """Name the folder in the store of the process group (``collectives.claims``)."""
         return hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()
 
     @property
     def file_state(self) -> FileState | None:
-        """The lines of the file of units and their digest; None while it is not open."""
+        """Return the number of lines of the file of units, and their digest; None while it is not
+        open."""
         return None if self.writer is None else self.writer.state("epochs.jsonl")
 
     # -- start and continue ------------------------------------------------------------------
@@ -249,8 +250,7 @@ class JobRecorder:
             )
 
     def close_files(self) -> None:
-        """Let go of the files until ``open_record``, because a loaded state may be an earlier
-        one."""
+        """Close the files until ``open_record``, because a loaded state may be an earlier one."""
         self._close_row()
         if self.writer is not None:
             self.writer.close()
@@ -279,7 +279,7 @@ class JobRecorder:
         return {name: float(_to_number(self.sums[name]) / n) for name, n in self.counts.items()}
 
     def add_row(self, row: Row, seconds: dict[str, float], details: dict[str, Any]) -> None:
-        """A unit is over; its row stays open until ``write_pending``."""
+        """Add the row of a unit that is over; the row stays open until ``write_pending``."""
         self.pending.append(_PendingRow(row, seconds, details))
         self.row_is_open = True
 
@@ -325,9 +325,9 @@ class JobRecorder:
         row["logged"] |= logged
 
     def state_dict(self) -> dict[str, Any]:
-        """The values logged since the last unit, and clocks and details of pending rows (the rows
-        themselves are in the job's state, with what ``merge_logged`` has put there); plain
-        types."""
+        """Return the values logged since the last unit, and clocks and details of pending rows, in
+        plain types. The rows themselves are in the job's state, with what ``merge_logged`` has put
+        there."""
         waiting = {} if self.row_is_open else self.sums
         return {
             "sums": {k: _to_number(v) for k, v in waiting.items()},
@@ -372,9 +372,11 @@ class JobRecorder:
 
 
 def logged_number(name: str, value: Any) -> float | Tensor:
-    """A value that a script logs; ConfigError unless it is one real number. A tensor stays on its
-    device: ``.item()`` here would wait for the GPU at each step."""
-    good = _is_scalar(value) if isinstance(value, Tensor) else isinstance(value, Real)
+    """Return a value that a script logs; raise ConfigError unless it is one real number. A tensor
+    stays on its device: ``.item()`` here would wait for the GPU at each step."""
+    good = isinstance(value, Real)
+    if isinstance(value, Tensor):  # on the device "meta" it holds no number
+        good = value.numel() == 1 and not value.is_meta and not value.is_complex()
     good &= not (isinstance(value, Integral) and abs(int(value)) >= 2**1023)  # no float
     require(good, f"log: {name}", value, "a number")
     if not isinstance(value, Tensor):
@@ -384,8 +386,8 @@ def logged_number(name: str, value: Any) -> float | Tensor:
 
 
 def check_whole(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a DTensor of which each process has a part: to read its value is a
-    collective, and process 0 alone records."""
+    """Raise ConfigError if a value is a DTensor of which each process has a part: to read its value
+    is a collective, and process 0 alone records."""
     for name, value in values.items():
         placements = getattr(value, "placements", ())
         if isinstance(value, Tensor) and not all(x.is_replicate() for x in placements):
@@ -393,11 +395,6 @@ def check_whole(values: Mapping[str, Any]) -> None:
                 f"log: {name} is a DTensor of which each process has a part "
                 f"({', '.join(map(str, placements))}): pass {name}.full_tensor(), on all processes"
             )
-
-
-def _is_scalar(value: Tensor) -> bool:
-    """Whether a tensor holds one real number; on the device "meta" it holds none."""
-    return value.numel() == 1 and not value.is_meta and not value.is_complex()
 
 
 def _to_number(value: float | Tensor) -> Any:

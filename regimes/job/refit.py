@@ -29,7 +29,7 @@ _NAMED = 3  # layers that a sentence names; it counts the others
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedState:
     """Holds a saved state after it was fitted to the layers that a job has now.
 
     Attributes:
@@ -43,7 +43,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class LayerMatch:
-    """The layers of a state, and a model's layers.
+    """Matches the layers of a saved state with a model's layers, by name.
 
     Attributes:
         saved: shape by name of the state's layers, in the order of the state's lists.
@@ -55,17 +55,17 @@ class LayerMatch:
 
     @property
     def is_same(self) -> bool:
-        """Whether the state's lists fit the model unchanged."""
+        """Return whether the state's lists fit the model unchanged."""
         return list(self.saved) == [layer.name for layer in self.layers]
 
     @property
     def new_layers(self) -> list[str]:
-        """Layers that the state lacks."""
+        """Name the layers that the state lacks."""
         return [layer.name for layer in self.layers if layer.name not in self.saved]
 
     @property
     def warning(self) -> str | None:
-        """One sentence that names new layers and those left out; None if there are none."""
+        """Return one sentence that names new layers and those left out; None if there are none."""
         here = {layer.name for layer in self.layers}
         left_out = [name for name in self.saved if name not in here]
         parts = []
@@ -78,7 +78,7 @@ class LayerMatch:
         return f"hook: {'; '.join(parts)}" if parts else None
 
     def match_values(self, saved: Sequence[Any], default: Sequence[Any]) -> list[Any]:
-        """The state's list of one value per layer, in the model's order.
+        """Return the state's list of one value per layer, in the model's order.
 
         Args:
             default: per layer of the model, the value if the state lacks it.
@@ -87,7 +87,8 @@ class LayerMatch:
         return [by_name.get(x.name, d) for x, d in zip(self.layers, default, strict=True)]
 
     def match_rows(self, rows: Iterable[Row], levels: Sequence[str]) -> list[Row]:
-        """Rows of past units; what a new layer did not measure is None.
+        """Return the rows of past units in the model's order; what a new layer did not measure is
+        None.
 
         Args:
             levels: per layer of the model, its level in past units if it is new.
@@ -106,31 +107,32 @@ class LayerMatch:
         ]
 
     def match_sums(self, sums: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
-        """The norm's sums of a unit under way, zero for a new layer. "update" has a tensor per
-        layer; any other has one tensor with all layers end to end in its last dimension."""
-        return {name: self._match_sum(name, tensors) for name, tensors in sums.items()}
-
-    def _match_sum(self, name: str, tensors: list[Tensor]) -> list[Tensor]:
-        like = tensors[0]
-        if name == "update":
-            return self.match_values(
-                tensors, [like.new_zeros(layer.shape) for layer in self.layers]
-            )
-        parts = like.split([math.prod(shape) for shape in self.saved.values()], -1)
-        zeros = [like.new_zeros(*like.shape[:-1], layer.size) for layer in self.layers]
-        return [torch.cat(self.match_values(parts, zeros), -1)]
+        """Return the norm's sums of a unit under way in the model's order, zero for a new layer.
+        "update" has a tensor per layer; any other has one tensor with all layers end to end in its
+        last dimension."""
+        matched = {}
+        for name, tensors in sums.items():
+            like = tensors[0]
+            if name == "update":
+                zeros = [like.new_zeros(layer.shape) for layer in self.layers]
+                matched[name] = self.match_values(tensors, zeros)
+            else:
+                parts = like.split([math.prod(shape) for shape in self.saved.values()], -1)
+                zeros = [like.new_zeros(*like.shape[:-1], layer.size) for layer in self.layers]
+                matched[name] = [torch.cat(self.match_values(parts, zeros), -1)]
+        return matched
 
 
 def describe_compressor(compressor: Any) -> str:
-    """The text by which a state tells compressors apart, the same on all processes: with the fields
-    of a dataclass; other objects have their class's name."""
+    """Return the text by which a state tells compressors apart, the same on all processes. A
+    dataclass has its fields in it; other objects have their class's name."""
     return repr(compressor) if is_dataclass(compressor) else type(compressor).__qualname__
 
 
 def with_default_fields(saved: str, compressor: Any) -> str:
-    """The text of a saved compressor, without fields that have left, completed by those that its
-    version did not have yet, where this job's compressor has their defaults and is the same
-    otherwise."""
+    """Return the text of a saved compressor as this version would write it: without fields that
+    have left, and with those that its version did not have yet. This is done only if this job's
+    compressor has the defaults of these fields and is the same otherwise."""
     if not is_dataclass(compressor):
         return saved
     for path in RETIRED:
@@ -148,7 +150,7 @@ def with_default_fields(saved: str, compressor: Any) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Join the first few names, and count the others."""
     more = len(names) - _NAMED
     rest = f" and {more} other{'s' * (more > 1)}" if more > 0 else ""
     return ", ".join(map(repr, names[:_NAMED])) + rest

@@ -31,8 +31,8 @@ class Reporter(Protocol):
 
 
 class CellLine:
-    """One line of progress in a notebook's cell: run, unit, step, seconds so far and left, and the
-    metric of the unit before. It is gone at the end."""
+    """Shows one line of progress in a notebook's cell: run, unit, step, seconds so far and left,
+    and the metric of the unit before. It is gone at the end."""
 
     def start(self, header: Header, rows: list[Row]) -> None:
         self._line, self._began = Line(), time.monotonic()
@@ -72,14 +72,14 @@ def _in_minutes(seconds: float) -> str:
 
 
 def default_reporters() -> Sequence[Reporter]:
-    """What shows a training where nothing else was chosen: a line in a notebook's cell."""
+    """Return what shows a training if nothing else was chosen: a line in a notebook's cell."""
     return (CellLine(),) if in_notebook() else ()
 
 
 class Reporters:
-    """Several reporters as one. A reporter that raises an exception is removed, and the exception
-    is logged and recorded. Only ``Terminated`` and BaseExceptions such as KeyboardInterrupt
-    propagate.
+    """Calls several reporters as one. A reporter that raises an exception is removed, and the
+    exception is logged and recorded. Only ``Terminated`` and BaseExceptions such as
+    KeyboardInterrupt propagate.
 
     Attributes:
         event_log: records a failure (``RecordWriter.event``); None before there is a record.
@@ -107,8 +107,8 @@ class Reporters:
         self._call_all("start", header, rows)
 
     def stop(self, message: str) -> None:
-        """Nothing where a training was refused before it has started: reporters then hold nothing
-        that must be closed."""
+        """Stop all reporters, unless training was refused before it has started: they then hold
+        nothing that must be closed."""
         if self._started:
             self._call_all("stop", message)
 

@@ -16,7 +16,7 @@ NO_SYNC = {"level": None, "why": None, "period": 1}
 
 
 def traffic_columns(meter: Meter, levels: Levels) -> dict[str, Any]:
-    """What a unit has sent, by its meter, and each layer's level with its reason."""
+    """Return what a unit has sent, by its meter, and each layer's level with its reason."""
     counted = [meter.layers[i] for i in range(len(levels.names))]
     collectives = {"calls": meter.calls, "bytes": meter.sent}
     return {
@@ -42,7 +42,7 @@ def unit_columns(
     groups: Sequence[float | None] | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Makes the row of a record for a unit; what is unknown is None.
+    """Make the row of a record for a unit; what is unknown is None.
 
     Args:
         unit: its number, from 0.
@@ -73,5 +73,5 @@ def unit_columns(
 
 
 def layer_entries(layers: Sequence[Layer]) -> list[dict[str, Any]]:
-    """The header's table of layers."""
+    """Return the header's table of layers."""
     return [{"name": x.name, "shape": list(x.shape), "compressed": x.compressed} for x in layers]

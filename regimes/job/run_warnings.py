@@ -14,13 +14,19 @@ from regimes.records import Header, Row, count_units
 
 
 def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
-    """One sentence for each way in which the policies of a run made no difference; first, that the
-    gradients of whole units were not finite.
+    """Return one sentence for each way in which the policies of a run made no difference; first,
+    that the gradients of whole units were not finite.
 
     A policy chose one level throughout; its interval is as long as the run; or decays of the
     learning rate decided most of the time, in place of the detector.
     """
-    config, warnings = header["config"], _warn_of_divergence(rows)
+    config, warnings = header["config"], list[str]()
+    lost = [row["epoch"] for row in rows if 0 < row.get("steps", 0) <= row.get("skipped", 0)]
+    if lost:
+        warnings.append(
+            f"no step of {len(lost)} of {len(rows)} units has finite gradients (NaN or infinity), "
+            f"the first is unit {lost[0]}: has the training diverged?"
+        )
     if len(rows) < 2:
         return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]
@@ -34,16 +40,6 @@ def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
             units = [[(column["level"], column["why"])] for column in columns]
             warnings += _of_policy(header, rows, f"{table}_policy", units)
     return warnings
-
-
-def _warn_of_divergence(rows: Sequence[Row]) -> list[str]:
-    lost = [row["epoch"] for row in rows if 0 < row.get("steps", 0) <= row.get("skipped", 0)]
-    if not lost:
-        return []
-    return [
-        f"no step of {len(lost)} of {len(rows)} units has finite gradients (NaN or infinity), the "
-        f"first is unit {lost[0]}: has the training diverged?"
-    ]
 
 
 def _of_policy(

@@ -28,7 +28,8 @@ _FILE = "epochs.jsonl"
 def saved_units(
     rows: Sequence[Row], recorder: JobRecorder | None, elsewhere: bool
 ) -> dict[str, Any]:
-    """The entries of a saved state: "rows", and "recorded" where the record has some of them.
+    """Return the entries of a saved state for its units: "rows", and "recorded" if the record has
+    some of them.
 
     Args:
         elsewhere: another process has the record.
@@ -41,8 +42,9 @@ def saved_units(
     return {"rows": [], "recorded": {"units": count}} if elsewhere else {"rows": rows}
 
 
-def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None) -> Any:
-    """A saved state with the units that it leaves to the record; all processes call this.
+def restore_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None) -> Any:
+    """Return a saved state together with the units that it leaves to the record; all processes call
+    this.
 
     Raises:
         ConfigError: on all processes: the record is gone, or has changed since; on this one: its
@@ -65,7 +67,7 @@ def with_all_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None
 
 
 def with_recorded_units(state: State, recorder: JobRecorder | None) -> State:
-    """The state of all processes with the units that it leaves to the record.
+    """Return the state of all processes with the units that it leaves to the record.
 
     Raises:
         ConfigError: the record is gone, or has changed since.

@@ -33,7 +33,7 @@ class _JoinedOptimizers:
 
 
 def join_optimizers(several: Sequence[Any]) -> Any:
-    """One optimiser in place of several: the first, if it is the only one."""
+    """Join several optimisers to one; return the first, if it is the only one."""
     return several[0] if len(several) == 1 else _JoinedOptimizers(several)
 
 
@@ -66,12 +66,12 @@ class UnitSchedule:
 
     @property
     def automatic(self) -> bool:
-        """Whether units end without a call of ``epoch_end``."""
+        """Return whether units end without a call of ``epoch_end``."""
         return self.every != "epoch"
 
     @property
     def steps(self) -> int | None:
-        """Steps of a unit, if they are counted."""
+        """Return the steps of a unit, if they are counted, else None."""
         return self.every if isinstance(self.every, int) else None
 
     def begin_unit(self) -> None:
@@ -81,7 +81,8 @@ class UnitSchedule:
         self.epoch = getattr(self.every, "epoch", None)
 
     def is_over(self, steps: int) -> bool:
-        """Whether a unit of so many steps has ended; asked when the next backward pass begins."""
+        """Return whether a unit of so many steps has ended; this is asked when the next backward
+        pass begins."""
         if not self.automatic or not steps:
             return False
         if isinstance(self.every, int):
@@ -89,7 +90,7 @@ class UnitSchedule:
         return getattr(self.every, "epoch", None) != self.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that ``begin_unit`` has noted for the current unit."""
+        """Return the values that ``begin_unit`` has noted for the current unit."""
         return {"first": self.first, "groups": self.groups, "epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,14 +98,14 @@ class UnitSchedule:
         self.groups = state.get("groups")
 
     def current_rate(self) -> float | None:
-        """The optimiser's rate now; None without an optimiser."""
+        """Return the optimiser's rate now; None without an optimiser."""
         if self.optimizer is None:
             return None
         lr = self.optimizer.param_groups[0]["lr"]
         return learning_rate(lr, "the optimiser's learning rate")
 
     def unit_rates(self) -> tuple[float, float]:
-        """The rates at the first step of the unit that has ended, and of the next unit."""
+        """Return the rates at the first step of the unit that has ended, and of the next unit."""
         now = self.current_rate()
         assert now is not None
         return now if self.first is None else self.first, now
@@ -112,7 +113,7 @@ class UnitSchedule:
     def named_rates(
         self, lr: SupportsFloat | None, next_lr: SupportsFloat | None
     ) -> tuple[float, float]:
-        """The rates of the unit (see ``unit_rates``), from the arguments of ``epoch_end``.
+        """Return the rates of the unit (see ``unit_rates``), from the arguments of ``epoch_end``.
 
         Raises:
             ConfigError: a rate that is no number from zero up, or none at all.
@@ -133,14 +134,14 @@ class UnitSchedule:
         return now, following
 
     def all_rates(self) -> list[float | None]:
-        """The rates of all parameter groups now, None for one that is no finite number; empty
-        without an optimiser."""
+        """Return the rates of all parameter groups now, None for one that is no finite number;
+        empty without an optimiser."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [_as_plain(group["lr"]) for group in groups]
 
     def rates_of(self, parameters: Sequence[nn.Parameter]) -> list[float] | None:
-        """The rate of each parameter now, 0 for one that the optimiser does not step; None without
-        an optimiser. A sync point where the optimiser's rates are tensors on a GPU."""
+        """Return the rate of each parameter now, 0 for one that the optimiser does not step; None
+        without an optimiser. This is a sync point if the optimiser's rates are tensors on a GPU."""
         if self.optimizer is None:
             return None
         rate = {
@@ -151,14 +152,15 @@ class UnitSchedule:
         return [rate.get(id(p), 0.0) for p in parameters]
 
     def shared_facts(self) -> dict[str, Any]:
-        """What must be the same on all processes, in plain types."""
+        """Return what must be the same on all processes, in plain types."""
         unit = self.steps or ("sampler" if self.automatic else "epoch")
         known = None if self.optimizer is None else describe_optimizer(self.optimizer)
         return {"every": unit, "optimizer": known, "lr": self.all_rates()}
 
 
 def learning_rate(value: Any, what: str) -> float:
-    """A rate as schedulers give it: a number of Python, NumPy or torch, from 0 up.
+    """Return a rate as schedulers give it, a number of Python, NumPy or torch from 0 up, as a
+    float.
 
     Raises:
         ConfigError: anything else; ``what`` names it.
@@ -170,7 +172,7 @@ def learning_rate(value: Any, what: str) -> float:
 
 
 def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
-    """Makes the schedule that says when a unit ends, from arguments of ``attach``.
+    """Make the schedule that says when a unit ends, from arguments of ``attach``.
 
     Args:
         every: steps of a unit, "epoch", or a sampler whose ``set_epoch`` ends a unit.
@@ -210,7 +212,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
 
 
 def describe_optimizer(optimizer: Any) -> dict[str, Any]:
-    """The class and hyper-parameters of an optimiser, in plain types.
+    """Describe the class and the hyper-parameters of an optimiser, in plain types.
 
     Returns:
         "name"; "options", those that are the same in all parameter groups; and if there are

@@ -16,7 +16,7 @@ _RULE = "set by the script"
 
 
 def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[str, Any] | None:
-    """What a saved state keeps of ``set_level``; None: the policy decides.
+    """Return what a saved state keeps of ``set_level``; None if the policy decides.
 
     Args:
         known: names of levels beside "dense".
@@ -35,10 +35,11 @@ def set_entry(level: Any, why: Any, known: Collection[str], unit: int) -> dict[s
     return {"level": level, "unit": unit, "why": why}
 
 
-def as_set(
+def apply_set_level(
     entry: Mapping[str, Any] | None, unit: int, decided: Levels, compressed: Collection[int]
 ) -> Levels:
-    """What was decided for a unit, with the level that was set for its ``compressed`` layers."""
+    """Return what was decided for a unit, with the level that the script has set for its
+    ``compressed`` layers."""
     if entry is None or unit < entry["unit"]:
         return decided
     reason = {"rule": _RULE, **({"why": entry["why"]} if entry["why"] else {})}
@@ -50,6 +51,6 @@ def as_set(
 
 
 def was_set(row: Row) -> bool:
-    """Did the script set the level of this unit?"""
+    """Return whether the script has set the level of this unit."""
     reasons: Sequence[Any] = row["layers"]["why"]
     return any(why is not None and why.get("rule") == _RULE for why in reasons)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Call:
-    """A call in an earlier spelling, on its way to the present one.
+    """Carries a call in an earlier spelling to the present one.
 
     Attributes:
         function: the name of the function.
@@ -34,6 +34,7 @@ class Call:
     written: dict[str, str] | None = None
 
     def write(self, name: str, text: str) -> None:
+        """Note the new spelling of an argument."""
         self.written = {**(self.written or {}), name: text}
 
     def __str__(self) -> str:
@@ -74,7 +75,7 @@ def _move_level(call: Call, name: str) -> None:
 
 
 def spell_compressor(given: Any, module: str = "") -> str:
-    """A compressor as a script writes it; a class of the user's own as it is.
+    """Write a compressor as a script does; a class of the user's own as it is.
 
     >>> spell_compressor({"name": "powersgd", "level": 4, "wire": "bf16"}, "regimes.")
     "regimes.PowerSGD(rank=4, wire='bf16')"
@@ -146,7 +147,8 @@ EARLIER: dict[str, dict[str, Callable[[Call, str], None]]] = {
 
 
 def takes_earlier(function: Callable[P, T]) -> Callable[P, T]:
-    """A decorator: arguments in an earlier spelling are rewritten, and process 0 warns."""
+    """Decorate a function so that arguments in an earlier spelling are rewritten, and process 0
+    warns."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

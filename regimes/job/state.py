@@ -37,7 +37,7 @@ _UP_TO_0_3 = {"own", "common", "shapes", "residuals"}  # keys of states without 
 
 
 def check_format(saved: Any, name: str = "the state") -> None:
-    """Raise ConfigError for a state in the layout of another version; what is no state passes."""
+    """Raise ConfigError if a state has the layout of another version; what is no state passes."""
     if not isinstance(saved, Mapping):
         return
     if "format" in saved:
@@ -54,7 +54,7 @@ def check_format(saved: Any, name: str = "the state") -> None:
 
 
 def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Columns by layer, as one table of a state.
+    """Join columns by layer to one table of a state.
 
     >>> by_layer(shape={"a": [2, 3]}, level={"a": "low"})
     {'a': {'shape': [2, 3], 'level': 'low'}}
@@ -64,7 +64,7 @@ def by_layer(**columns: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def get_column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
-    """Takes one entry of each layer from a saved state, by layer; layers without it are left out.
+    """Take one entry of each layer from a saved state, by layer; layers without it are left out.
 
     Args:
         table: by the layer's name its entries, like "memory", "residual" and "shape".
@@ -76,7 +76,7 @@ def get_column(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, An
 def with_column(
     table: Mapping[str, Mapping[str, Any]], key: str, values: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The table with these values in a column, where there are some."""
+    """Return the table with these values in a column, where there are some."""
     return {
         name: {**row, key: values[name]} if name in values else dict(row)
         for name, row in table.items()
@@ -84,11 +84,12 @@ def with_column(
 
 
 def layer_shapes(layers: Iterable[Layer]) -> dict[str, list[int]]:
+    """Return the shape of each layer, by name."""
     return {layer.name: list(layer.shape) for layer in layers}
 
 
 def join_states(states: Sequence[State]) -> State:
-    """The states of several processes as one; the first has what all have alike."""
+    """Join the states of several processes to one; the first has what all have alike."""
     parts = [part for state in states for part in state["parts"]]
     return {**states[0], "parts": parts}
 
@@ -96,13 +97,13 @@ def join_states(states: Sequence[State]) -> State:
 def place_state(
     state: Mapping[str, Any], process: int, processes: int, workers: Sequence[int]
 ) -> State:
-    """The state of one process moved to another process, with other workers of its own."""
+    """Return the state of one process, moved to another process with other workers of its own."""
     part = {**own_part(state), "process": process, "workers": list(workers)}
     return {**state, "processes": processes, "parts": [part]}
 
 
 def on_cpu(value: Any) -> Any:
-    """A nested value, with all its tensors on the CPU."""
+    """Copy a nested value, with all its tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
@@ -111,7 +112,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def own_part(state: Mapping[str, Any]) -> Part:
-    """The part of a state of one process.
+    """Return the part of a state of one process.
 
     Raises:
         ValueError: it has another number of parts.
@@ -121,13 +122,14 @@ def own_part(state: Mapping[str, Any]) -> Part:
 
 
 def owed_table(part: Part) -> dict[str, Any]:
-    """The table of layers with what a part owes: gradients, or pseudo-gradients of local steps."""
+    """Return the table of layers with what a part owes: gradients, or pseudo-gradients of local
+    steps."""
     table: dict[str, Any] = part["outer"]["layers"] if "outer" in part else part["layers"]
     return table
 
 
 def with_owed(state: State, residuals: Mapping[str, Any]) -> State:
-    """The state of one process with these residuals, by layer."""
+    """Return the state of one process with these residuals, by layer."""
     part = own_part(state)
     names: dict[str, Any] = {name: {} for name in residuals}
     table = with_column(names | owed_table(part), "residual", residuals)
@@ -136,7 +138,7 @@ def with_owed(state: State, residuals: Mapping[str, Any]) -> State:
 
 
 def of_workers(parts: Iterable[Part], key: str, workers: Iterable[int]) -> list[Any]:
-    """These workers' entries in the lists ``key`` of all parts; empty if they have none."""
+    """Return these workers' entries in the lists ``key`` of all parts; empty if they have none."""
     found = {
         worker: entry
         for part in parts

@@ -13,7 +13,7 @@ from regimes.records import Header, Row, describe_whole_layers, sum_sent
 def job_summary(
     header: Header, rows: Sequence[Row], seconds: Mapping[str, float], folder: Path | None
 ) -> str:
-    """Lines for a terminal.
+    """Write what a job has sent, and waited for, in a few lines for a terminal.
 
     Args:
         rows: one or more.

@@ -24,13 +24,13 @@ _DUPLICATE_SECONDS = 1.0
 
 
 class Terminated(TrainingError):
-    """SIGTERM came; the record and the last checkpoint are complete."""
+    """Ends a run after SIGTERM; the record and the last checkpoint are complete."""
 
     exit_code = 128 + signal.SIGTERM
 
 
 def grace_seconds() -> float:
-    """The time between SIGTERM and the end of a run.
+    """Return the seconds between SIGTERM and the end of a run.
 
     Raises:
         ConfigError: ``REGIMES_GRACE`` is not a number of seconds.
@@ -55,7 +55,8 @@ def _remember(number: int, frame: FrameType | None) -> None:
 
 
 def remember_sigterm() -> None:
-    """From now on a SIGTERM ends the run in progress, and no later run of this process starts."""
+    """Let a SIGTERM from now on end the run in progress, and let no later run of this process
+    start."""
     signal.signal(signal.SIGTERM, _remember)
 
 
@@ -65,8 +66,9 @@ def _check_remembered() -> None:
 
 
 class GracefulShutdown:
-    """While entered, the first SIGTERM sets ``asked``; a second one, or the end of the grace time,
-    raises ``Terminated``. Does nothing outside the main thread, which alone receives signals.
+    """Ends a run on SIGTERM. While entered, the first SIGTERM sets ``asked``; a second one, or the
+    end of the grace time, raises ``Terminated``. Outside the main thread, which alone receives
+    signals, this does nothing.
 
     Raises:
         ConfigError: at construction, from ``grace_seconds``.

@@ -27,7 +27,7 @@ HASHED = (2, 4, 8)  # bytes of a number that has a fingerprint
 
 
 class AttachedWeights:
-    """The weights of a job's model.
+    """Reads the weights of a job's model, and what has become of its parameters.
 
     Args:
         network: gives the model.
@@ -56,7 +56,7 @@ class AttachedWeights:
         return found | {name: optimizer_rows(row) for name, row in self._rows.items()}
 
     def trained(self) -> list[Tensor]:
-        """What this process has of each trained parameter now.
+        """Return what this process has of each trained parameter now.
 
         Raises:
             ConfigError: one has left the model, or has another shape or type.
@@ -75,7 +75,7 @@ class AttachedWeights:
         return tensors
 
     def read(self, when: str, may_move: bool = False) -> WeightsReport:
-        """What this process says of its weights.
+        """Return what this process reports of its weights.
 
         Args:
             when: what has just ended.

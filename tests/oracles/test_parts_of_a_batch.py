@@ -64,7 +64,7 @@ def rare(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def tokens(count: int = 32, seed: int = 0) -> list[dict[str, Tensor]]:
-    """Padded: every second sample has 3 tokens, others up to 12."""
+    """PaddedBatch: every second sample has 3 tokens, others up to 12."""
     generator, samples = torch.Generator().manual_seed(seed), []
     for i in range(count):
         length = int(torch.randint(3, 13, (1,), generator=generator)) if i % 2 else 3

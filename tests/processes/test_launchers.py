@@ -12,7 +12,7 @@ from ddp_scripts import group
 
 from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives.connect import connect_world
-from regimes.collectives.launcher import Launched, first_host, read_launch
+from regimes.collectives.launcher import LaunchedProcess, first_host, read_launch
 
 SRUN = {
     "SLURM_JOB_ID": "71",
@@ -41,10 +41,10 @@ def test_the_first_host_of_slurms_lists(nodes: str, host: str) -> None:
 
 
 def test_nobody_torchrun_and_our_launcher() -> None:
-    assert read_launch({}) == Launched(0, 1, 0, "env://", 0)
-    assert read_launch(TORCHRUN) == Launched(3, 4, 1, "env://", 2)
+    assert read_launch({}) == LaunchedProcess(0, 1, 0, "env://", 0)
+    assert read_launch(TORCHRUN) == LaunchedProcess(3, 4, 1, "env://", 2)
     ours = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "REGIMES_RENDEZVOUS": "file:///x"}
-    assert read_launch(ours) == Launched(1, 2, 1, "file:///x", 0)
+    assert read_launch(ours) == LaunchedProcess(1, 2, 1, "file:///x", 0)
 
 
 def test_srun_and_what_is_not_srun() -> None:
@@ -61,8 +61,10 @@ def test_srun_and_what_is_not_srun() -> None:
     assert chosen.rendezvous == "tcp://10.0.0.3:4000"
     assert read_launch(SRUN | TORCHRUN) == read_launch(TORCHRUN)  # srun starts torchrun
     batch_script = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
-    assert read_launch(batch_script) == Launched()
-    assert read_launch(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launched()
+    assert read_launch(batch_script) == LaunchedProcess()
+    assert (
+        read_launch(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == LaunchedProcess()
+    )
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,16 @@ class AppliedSteps:
         self.stop_watching = weakref.finalize(self, remove_hooks, [before, after])
 
     def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
-        """These are the parameters of each layer from now on."""
+        """Take these as the parameters of each layer from now on."""
         self.parameters: Sequence[Sequence[Any]] = list(parameters)
         self._layers = {id(p): i for i, several in enumerate(self.parameters) for p in several}
 
     def begin_pass(self) -> None:
-        """A pass begins, which will be exchanged."""
+        """Note that a pass begins which will be exchanged."""
         self.stepped = set()
 
     def note_exchange(self, asks: bool) -> None:
-        """A pass has been exchanged; ``.grad`` has what will be applied.
+        """Note that a pass has been exchanged: ``.grad`` now holds what will be applied.
 
         Args:
             asks: ``has_moved`` may be asked before the next one.
@@ -97,15 +97,15 @@ class AppliedSteps:
         few = every[:: -(-len(every) // SAMPLED[0])] if every else []
         self._samples = [(i, p, _first_numbers(p).clone()) for i, p in few]
 
-    def find_cleared(self, layers: Collection[int], arriving: int | None = None) -> set[int]:
-        """The layers that have lost the gradients of the last exchange: each gradient is None, or
-        was overwritten with zeros. On a GPU the host waits only if one was overwritten.
+    def find_cleared(self, layers: Collection[int], first_layer: int | None = None) -> set[int]:
+        """Return the layers that have lost the gradients of the last exchange: each gradient is
+        None, or was overwritten with zeros. On a GPU the host waits only if one was overwritten.
 
         Args:
-            arriving: the new gradient of this layer has replaced the old one, or was added to it;
-                it was cleared if all others were.
+            first_layer: the new gradient of this layer has replaced the old one, or was added to
+                it; it was cleared if all others were.
         """
-        others = [i for i in layers if i != arriving]
+        others = [i for i in layers if i != first_layer]
         gone = {i: self._count_missing(i) for i in others}
         written = {i: changed for i in others if (changed := self._find_overwritten(i))}
         flat = [tensor for tensors in written.values() for tensor in tensors]
@@ -128,9 +128,9 @@ class AppliedSteps:
         return [own_part(g) for g in grads if g is not None and own_part(g).numel()]
 
     def has_moved(self, layers: Collection[int]) -> bool:
-        """Has anything written to a parameter of these layers since ``note_exchange``, such as a
-        step written by hand? Steps through ``p.data`` or numpy, and fused ones, leave no version:
-        they show in some of the numbers."""
+        """Return whether anything has written to a parameter of these layers since
+        ``note_exchange``, such as a step written by hand. Steps through ``p.data`` or numpy, and
+        fused ones, leave no version: they show in some of the numbers."""
         written = any(
             version_of(p) != version
             for i in layers
@@ -193,6 +193,6 @@ def _read_version(gradient: Any) -> tuple[int, int] | None:
 
 
 def remove_hooks(handles: Sequence[RemovableHandle]) -> None:
-    """Remove hooks."""
+    """Remove hooks of torch."""
     for handle in handles:
         handle.remove()

@@ -28,14 +28,14 @@ from regimes.compression.traffic import check_order
 from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.node_state import check_devices, devices_of, divide_devices, join_devices
 from regimes.hook.ddp.state import StateFit
-from regimes.hook.ddp.steps import Attached, HookSteps, Stateful
+from regimes.hook.ddp.steps import HookSteps, ModelAdapter, Stateful
 from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
 from regimes.job.recorder import RecordOptions
-from regimes.job.refit import Fitted, damage_refused, describe_compressor
+from regimes.job.refit import FittedState, damage_refused, describe_compressor
 from regimes.job.run_warnings import run_warnings
 from regimes.job.schedule import UnitSchedule
 from regimes.job.state import State, by_layer, get_column, own_part
@@ -64,19 +64,19 @@ class Hook(AttachedJob):
 
     def __init__(
         self,
-        source: Attached,
+        source: ModelAdapter,
         chosen: Choice,
         schedule: UnitSchedule,
         options: RecordOptions | None,
         seed: int,
         scaler: Any,
         timeout: float,
-        made: type[UnitSteps] = HookSteps,
+        steps_class: type[UnitSteps] = HookSteps,
         *,
         summarizes: bool = True,
         compares_weights: bool = True,
     ) -> None:
-        """``made``: the class of the steps, `HookSteps` or another `UnitSteps`."""
+        """``steps_class``: `HookSteps` or another `UnitSteps`."""
         self.source = source
         # in the closure the source alone: a reference to the hook would keep it alive
         self.weights = AttachedWeights(lambda: source.network, source.parameters, source.ignored)
@@ -88,7 +88,7 @@ class Hook(AttachedJob):
         super().__init__(source.make_world(timeout), layers, schedule)
         world, self.summarizes = self.world, summarizes
         check_order(chosen.compressor, chosen.levels, layers, world.workers, world.shards)
-        self.chosen, self.by_process = chosen, made.by_process
+        self.chosen, self.by_process = chosen, steps_class.by_process
         self.controller = self.make_controller(
             chosen.policy, chosen.signal, (chosen.compressor, chosen.levels)
         )
@@ -104,8 +104,8 @@ class Hook(AttachedJob):
             needs,
             signal,
             self._residuals,
-            owned=[x.owned_size for x in of_fsdp.layouts] if made.by_process else None,
-            members=of_fsdp.member_names if made.by_process else None,
+            owned=[x.owned_size for x in of_fsdp.layouts] if steps_class.by_process else None,
+            members=of_fsdp.member_names if steps_class.by_process else None,
         )
         # these read the shared update alone, the others this process's own gradients as well
         from_updates = {"norms", "msdr"} if chosen.signal == "update" else {"msdr"}
@@ -114,7 +114,7 @@ class Hook(AttachedJob):
         readers = [gauge for name, gauge in on_steps.items() if name not in from_updates]
         self.sends_at_end = bool(readers) or world.shards > 1 or len(on_steps) < len(gauges)
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.steps = steps = cast(Any, made)(
+        self.steps = steps = cast(Any, steps_class)(
             source,
             self.reducer,
             list(on_steps.values()),
@@ -146,7 +146,7 @@ class Hook(AttachedJob):
 
     @property
     def levels(self) -> dict[str, str]:
-        """The level that each layer has now; "dense" for those that are never compressed."""
+        """Return the level that each layer has now; "dense" for those that are never compressed."""
         return dict(zip((layer.name for layer in self.layers), self.decided.names, strict=True))
 
     # -- what a script calls -----------------------------------------------------------------
@@ -176,7 +176,7 @@ class Hook(AttachedJob):
                 "epoch_end: this hook ends its units by itself, because of attach(..., every=...): "
                 "leave epoch_end() out"
             )
-        self.steps.take_back()
+        self.steps.undo_cleared()
         if not self.steps.in_unit:
             raise ConfigError(
                 "epoch_end: no gradient has been reduced since the epoch began: call it once per "
@@ -213,13 +213,13 @@ class Hook(AttachedJob):
         self.world.faults.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """This process's state, which ``torch.load(weights_only=True)`` reads back. Each process
-        saves its own, because residuals differ. Nothing in it changes afterwards.
+        """Return this process's state, which ``torch.load(weights_only=True)`` reads back. Each
+        process saves its own, because residuals differ. Nothing in it changes afterwards.
 
         Raises:
             ConfigError: within an epoch, when the policy reads more than the norm.
         """
-        self.steps.take_back()
+        self.steps.undo_cleared()
         return self._save_state()
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
@@ -243,8 +243,8 @@ class Hook(AttachedJob):
         self._load_own(saved, branch)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None, *, branch: bool = False) -> None:
-        """Continue where ``full`` was taken; all processes call this, and process 0 passes what
-        ``full_state_dict`` gave there (the argument of the others is ignored).
+        """Continue where ``full`` was taken. All processes call this; process 0 passes what
+        ``full_state_dict`` gave there, and the argument of the others is ignored.
 
         On as many processes as then it is ``load_state_dict`` of each one's own state. On another
         number the residuals are divided such that their mean over the processes is preserved, and
@@ -260,8 +260,8 @@ class Hook(AttachedJob):
         self._load_full(full, branch)
 
     def sharded_state(self, *, branch: bool = False, saved: Any = None) -> Stateful:
-        """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
-        it with the model, on all processes.
+        """Return the state of all processes as an object for ``torch.distributed.checkpoint``: save
+        and load it with the model, on all processes.
 
         Args:
             branch: what is loaded may be of another policy, level or compressor, as in
@@ -288,7 +288,11 @@ class Hook(AttachedJob):
             self.reducer.rates = self.schedule.rates_of(self._attached)
         # Here, in the thread of backward: the one that sends the buckets would see steps that an
         # optimiser takes meanwhile.
-        self._seen_weights = self._read_weights() if self.steps.check is not None else None
+        self._seen_weights = None
+        if self.steps.check is not None and self.compares_weights:
+            unit = len(self.rows) - 1  # which has left these weights
+            when = f"unit {unit}" if unit >= 0 else "attach()"
+            self._seen_weights = self.weights.read(when, may_move=self.source.follows)
         waits = self.schedule.steps is None  # for a call: counted steps end a unit by themselves
         if waits and steps == MANY_STEPS and not self.rows and self.world.rank == 0:
             warnings.warn(self._describe_no_end(), stacklevel=2)
@@ -297,7 +301,7 @@ class Hook(AttachedJob):
         """End a unit: its row, without statistics if every step was skipped, and the levels of the
         next."""
         steps = self.steps
-        steps.forget_step()
+        steps.commit_step()
         if self.sends_at_end:
             self.world.guard.enter_call("the end of an epoch")
         with steps.on_hook_stream():
@@ -327,7 +331,7 @@ class Hook(AttachedJob):
         return self._decide_next()
 
     def _end_due_unit(self) -> None:
-        self.steps.take_back()
+        self.steps.undo_cleared()
         if not self._saves_within_unit and self.schedule.is_over(self.steps.in_unit):
             self._finish_unit()
 
@@ -343,7 +347,7 @@ class Hook(AttachedJob):
         return found
 
     def _in_unit(self) -> bool:
-        self.steps.take_back()
+        self.steps.undo_cleared()
         return self.steps.in_unit > 0
 
     def _level_names(self) -> Collection[str]:
@@ -374,14 +378,6 @@ class Hook(AttachedJob):
             self._open_record()
             if self.recorder is not None and self.branched == len(self.rows):
                 self.recorder.note_branch(self.branched)
-
-    def _read_weights(self) -> WeightsReport | None:
-        """What this process says of the weights that the last unit has left; None: it need not."""
-        if not self.compares_weights:
-            return None
-        unit = len(self.rows) - 1
-        when = f"unit {unit}" if unit >= 0 else "attach()"
-        return self.weights.read(when, may_move=self.source.follows)
 
     # -- state -------------------------------------------------------------------------------
 
@@ -444,15 +440,15 @@ class Hook(AttachedJob):
             check_devices(state, self.world)
             return divide_devices(state, self.world, self.layers, self.reducer.compressors)
 
-    def _fit(self, saved: Any, branch: bool) -> Fitted:
+    def _fit(self, saved: Any, branch: bool) -> FittedState:
         return StateFit(self, self.chosen, self.steps).fit_state(saved, branch)
 
-    def _continue_from(self, fitted: Fitted) -> None:
+    def _continue_from(self, fitted: FittedState) -> None:
         """Go on from a state, at the levels that were in use. If a part that ``fit_state`` does not
         check is damaged, the hook is put back, unless it is within an epoch that cannot be
         saved."""
-        self.steps.take_back()
-        self.steps.forget_step()
+        self.steps.undo_cleared()
+        self.steps.commit_step()
         before = None
         with suppress(ConfigError):
             before = self._fit(self._save_state(whole=True), False).state
@@ -521,7 +517,7 @@ class Hook(AttachedJob):
         """
         if self.closed:
             return
-        self.steps.take_back()
+        self.steps.undo_cleared()
         self.closed, steps = True, self.steps.in_unit
         if self.schedule.automatic and steps and not why and (together or not self.sends_at_end):
             self._finish_unit()

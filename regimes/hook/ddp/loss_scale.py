@@ -30,7 +30,7 @@ UNKNOWN = (
 
 
 class LossScale:
-    """The scale of one model's loss.
+    """Finds the scale of one model's loss.
 
     Attributes:
         used: of the last pass.
@@ -48,14 +48,14 @@ class LossScale:
 
     @property
     def scaler(self) -> Any:
-        """Gives the scale; None: the loss is not scaled."""
+        """Return the scaler that gives the scale; None if the loss is not scaled."""
         return self._found() if self._given is None else self._given
 
     def _find(self, scaler: GradScaler | None) -> None:
         self._found = (lambda: None) if scaler is None else ref(scaler)
 
     def begin_pass(self) -> None:
-        """A backward pass has begun."""
+        """Note that a backward pass has begun, and look for a scaler in the first one."""
         if self.certain:
             return
         self._passes += 1
@@ -67,13 +67,14 @@ class LossScale:
             warnings.warn(UNKNOWN, stacklevel=2)
 
     def of_pass(self) -> float:
-        """The scale of the pass under way. A sync point where the scaler is on a GPU."""
+        """Return the scale of the pass under way. This is a sync point if the scaler is on a
+        GPU."""
         scaler = self.scaler
         self.used = 1.0 if scaler is None else float(scaler.get_scale())
         return self.used
 
     def see_step(self, optimizer: Any) -> float:
-        """An optimiser steps the model: find the scaler that lets it.
+        """Find the scaler that lets an optimiser step the model.
 
         Returns:
             The scale of the last pass over what ``of_pass`` has said of it.

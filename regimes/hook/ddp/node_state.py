@@ -20,12 +20,12 @@ from regimes.job.state import Part, State, by_layer, get_column, own_part, with_
 
 
 def devices_of(world: World) -> int:
-    """How many devices a worker has whose layers are whole on each."""
+    """Return how many devices a worker has whose layers are whole on each device."""
     return world.shards if world.node else 1
 
 
 def check_devices(state: Mapping[str, Any], world: World) -> None:
-    """Raise ConfigError where a worker is a node in the state and a process here, or reversed."""
+    """Raise ConfigError if a worker is a node in the state and a process here, or reversed."""
     saved, here = state.get("devices", 1), devices_of(world)
     if saved == 1 < here:
         refuse_state(
@@ -40,8 +40,8 @@ def check_devices(state: Mapping[str, Any], world: World) -> None:
 
 
 def join_devices(state: State) -> State:
-    """The state of all processes with a part for each worker, from one with a part for each
-    device."""
+    """Turn a state of all processes with a part for each device into one with a part for each
+    worker."""
     each = state.get("devices", 1)
     if each == 1:
         return state
@@ -85,7 +85,7 @@ def _join_parts(parts: Sequence[Part], worker: int, shapes: Mapping[str, Sequenc
 def divide_devices(
     state: State, world: World, layers: Sequence[Layer], compressors: Sequence[Compressor]
 ) -> State:
-    """This device's part of the state of its worker."""
+    """Return this device's part of the state of its worker."""
     each, own = devices_of(world), own_part(state)
     table, first = state["layers"], world.shard == 0
     saved = own.pop("devices", [{key: own[key] for key in ("traffic", "meter")}])
@@ -129,8 +129,8 @@ def _rows(here: Mapping[str, Shard | None], name: str) -> slice:
 
 
 def sum_meters(parts: Sequence[Mapping[str, Any]], first: bool) -> dict[str, Any]:
-    """The meters of a worker's shards for one of another number of them: what the worker has sent,
-    once, for the first."""
+    """Return a meter for one of another number of shards of a worker: for the first shard what the
+    worker has sent, once, and nothing for the others."""
     total, meter = Meter(torch.float32, 1), parts[0]["meter"]
     for part in parts if first else ():
         own = Meter(torch.float32, 1)
@@ -149,9 +149,9 @@ def shard_memories(
     layers: Sequence[Layer],
     compressors: Sequence[Compressor],
 ) -> dict[str, Any]:
-    """The memories of this shard, by layer, from those of all shards of a worker. Where there were
-    as many others, those of layers whose shards are compressed by themselves are empty ones that
-    count on."""
+    """Return the memories of this shard, by layer, from those of all shards of a worker. If the
+    number of shards has changed, layers whose shards are compressed by themselves get empty
+    memories that count on."""
     if len(saved) == world.shards:
         return dict(saved[world.shard])
     memories, fresh = dict(saved[0]), {}

@@ -31,7 +31,7 @@ def choose_nodes(
     timeout: float,
     dtype: torch.dtype = torch.float32,
 ) -> list[list[int]] | None:
-    """The ranks of each node, where a node is a worker; None: each process is.
+    """Return the ranks of each node, if a node is a worker; None if each process is one.
 
     Without a word nodes are workers where that sends less: where several devices share a node, and
     would each send something of their own.

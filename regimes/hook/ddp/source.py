@@ -1,4 +1,4 @@
-"""The source of the gradients of a DistributedDataParallel model: a ``Source`` of ``ddp.steps``.
+"""The gradients of a DistributedDataParallel model: a ``GradientSource`` of ``ddp.steps``.
 
 ``fsdp.replicas`` has that of a model which FSDP2 divides. Each calls the steps in one order.
 """
@@ -71,13 +71,13 @@ _places: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def layers_of(parameters: Mapping[str, nn.Parameter]) -> list[Layer]:
-    """Names and whole shapes."""
+    """Make a layer of each parameter, with its name and its whole shape."""
     return [Layer(name, tuple(p.shape)) for name, p in parameters.items()]
 
 
 @dataclass
 class BucketViews:
-    """The gradients in a bucket of DDP.
+    """Holds the gradients in a bucket of DDP.
 
     Attributes:
         address: of the bucket's memory.
@@ -90,14 +90,14 @@ class BucketViews:
     gradients: dict[int, Tensor]
 
     def is_of(self, parameters: Sequence[Tensor]) -> bool:
-        """Are these the parameters?"""
+        """Return whether these are the bucket's parameters, in their order."""
         return len(parameters) == len(self.parameters) and all(
             map(operator.is_, parameters, self.parameters)
         )
 
 
 class DDPGradients:
-    """The gradients of a DDP model, one for each whole layer; a ``Source``.
+    """Takes the gradients of a DDP model, one for each whole layer; a ``GradientSource``.
 
     Attributes:
         nodes: the ranks of each, where a node is a worker; None: each process is.
@@ -159,8 +159,8 @@ class DDPGradients:
         return ProcessStates(hook, branch, saved)
 
     def connect_receiver(self, receiver: HookSteps) -> None:
-        """Give DDP the hook, or its place to this one, if an earlier one has left it; until
-        ``close`` it lives as long as the model: DDP keeps the place."""
+        """Register the hook with DDP, or put it into the place that an earlier hook has left. DDP
+        keeps this place as long as the model lives; ``close`` empties it."""
         self.receiver = receiver
         self.leave_parameters = _before_accumulation([*self.parameters.values()], receiver)
         ddp = self._model()
@@ -235,8 +235,8 @@ class DDPGradients:
         pass
 
     def unwritten_layers(self) -> set[int]:
-        """Layers that no process has used: DDP does not write their ``.grad``, unless it is a view
-        of the bucket."""
+        """Return the layers that no process has used: DDP does not write their ``.grad``, unless it
+        is a view of the bucket."""
         model = self.model
         if not (model.find_unused_parameters or model.static_graph):
             return set()
@@ -255,7 +255,7 @@ class DDPGradients:
             hooks[:] = [x for x in hooks if x[0] is not self.place]
 
     def detach(self) -> None:
-        """DDP keeps the place, which no list shows."""
+        """Do nothing more: DDP keeps the empty place, which no list shows."""
 
 
 def _place_for_hook() -> Any:
@@ -294,10 +294,11 @@ def _tensor_parallel(parameters: Sequence[Any]) -> tuple[Any, list[float]] | Non
 def _before_accumulation(
     parameters: Sequence[nn.Parameter], receiver: HookSteps
 ) -> Callable[[], Any]:
-    """Call ``approach`` in each backward pass, before the first gradient is added to ``.grad``:
-    a tensor's own hooks come before that, in any order of the layers. Returns what ends it."""
+    """Call ``on_backward_start`` in each backward pass, before the first gradient is added to
+    ``.grad``: a tensor's own hooks come before that, in any order of the layers. Returns what ends
+    it."""
     # weak, or the parameters' hooks would keep the receiver, and its process group, for ever
-    approach = WeakMethod(receiver.approach_pass)
+    approach = WeakMethod(receiver.on_backward_start)
 
     def call(_: Tensor) -> None:
         if (alive := approach()) is not None:
@@ -332,13 +333,15 @@ def _ddp_model(model: nn.Module) -> DistributedDataParallel:
         ConfigError: the hook cannot serve it.
     """
     if not isinstance(model, DistributedDataParallel):
-        kinds = {kind.__name__ for kind in type(model).__mro__}
-        if isinstance(uncompiled(model), DistributedDataParallel):
+        kinds, got = {kind.__name__ for kind in type(model).__mro__}, type(model).__name__
+        if (inner := uncompiled(model)) is not model:
+            got = f"a compiled {type(inner).__name__}"
+        elif "FSDPModule" in kinds:
+            got = "a model of fully_shard (FSDP2)"
+        if isinstance(inner, DistributedDataParallel):
             kinds = {"compiled DDP"}
         advice = next((words for kind, words in _NOT_DDP.items() if kind in kinds), _WRAP)
-        raise ConfigError(
-            f"attach needs a DistributedDataParallel model, got {_describe_kind(model)}: {advice}"
-        )
+        raise ConfigError(f"attach needs a DistributedDataParallel model, got {got}: {advice}")
     if reduces_in_python(model):
         raise ConfigError(
             'torch._dynamo.config.optimize_ddp is "python_reducer", which reduces gradients one '
@@ -353,13 +356,6 @@ def _ddp_model(model: nn.Module) -> DistributedDataParallel:
             "after wrapping the model, or call close() of the first one before"
         )
     return model
-
-
-def _describe_kind(model: nn.Module) -> str:
-    if (inner := uncompiled(model)) is not model:
-        return f"a compiled {type(inner).__name__}"
-    sharded = any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
-    return "a model of fully_shard (FSDP2)" if sharded else type(model).__name__
 
 
 def check_parameters(parameters: Mapping[str, nn.Parameter], half: bool = True) -> None:
@@ -405,7 +401,7 @@ def _ddp_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
-    """Each name without the parts that wrappers add: that of torch.compile, and "module"
+    """Return each name without the parts that wrappers add: that of torch.compile, and "module"
     right below a path in ``wrappers``. Names stay as they are if two would become one."""
     plain = {}
     for name in names:

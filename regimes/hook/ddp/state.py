@@ -18,7 +18,7 @@ from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
 from regimes.job.refit import (
-    Fitted,
+    FittedState,
     LayerMatch,
     damage_refused,
     describe_compressor,
@@ -71,8 +71,8 @@ class StateFit:
     chosen: Choice
     steps: UnitSteps
 
-    def fit_state(self, saved: Mapping[str, Any], branch: bool = False) -> Fitted:
-        """A copy of what `Hook.state_dict` gave, made to fit the hook's layers.
+    def fit_state(self, saved: Mapping[str, Any], branch: bool = False) -> FittedState:
+        """Copy what `Hook.state_dict` gave, and make the copy fit the hook's layers.
 
         Args:
             branch: the state may have been saved with another compressor, level or policy.
@@ -91,12 +91,12 @@ class StateFit:
             if branch:
                 for key in ("set", "set_before"):  # levels are another configuration's from here on
                     state.pop(key, None)
-                return Fitted(self._continue_as_branch(state))
+                return FittedState(self._continue_as_branch(state))
             self._check_kind(state)
             match = LayerMatch(get_column(state["layers"], "shape"), self.job.layers)
             if not match.is_same:
                 state = state | self._match_layers(match, state)
-            return Fitted(state, match.warning)
+            return FittedState(state, match.warning)
 
     def _check_kind(self, state: dict[str, Any]) -> None:
         """Raise if the state was saved with another compressor, other values of levels, or

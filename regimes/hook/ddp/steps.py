@@ -42,15 +42,15 @@ from regimes.job.refit import list_names
 
 
 class Stateful(Protocol):
-    """What ``torch.distributed.checkpoint`` saves and loads."""
+    """Stands for what ``torch.distributed.checkpoint`` saves and loads."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-class Attached(Protocol):
-    """A model as its hook sees it.
+class ModelAdapter(Protocol):
+    """Shows a model to its hook.
 
     Attributes:
         network: the model without its wrapper.
@@ -82,31 +82,31 @@ class Attached(Protocol):
     def network(self) -> nn.Module: ...
 
     def make_world(self, timeout: float) -> ProcessWorld:
-        """A world of the processes among which gradients are shared; all create it."""
+        """Make a world of the processes among which gradients are shared; all of them call this."""
         ...
 
     def shared_facts(self) -> dict[str, Any]:
-        """What must be the same on all processes, in plain types."""
+        """Return what must be the same on all processes, in plain types."""
         ...
 
     def make_state(self, hook: Any, branch: bool, saved: Any) -> Stateful:
-        """`Hook.sharded_state` of a hook on this model."""
+        """Make what `Hook.sharded_state` of a hook on this model returns."""
         ...
 
     def connect_receiver(self, receiver: Any) -> None:
-        """From now on these steps are called in each backward pass; `HookSteps` where gradients are
+        """Call these steps in each backward pass from now on; they are `HookSteps` if gradients are
         handed over."""
         ...
 
     def close(self) -> None:
-        """The job has ended: gradients are exchanged as without a hook."""
+        """End the job: gradients are exchanged as without a hook from now on."""
 
     def detach(self) -> None:
-        """After ``close``: the model is as it was before the hook."""
+        """Leave the model, after ``close``, as it was before the hook."""
 
 
-class Source(Attached, Protocol):
-    """A model's gradients, one for each layer, before they are shared.
+class GradientSource(ModelAdapter, Protocol):
+    """Hands over a model's gradients, one for each layer, before they are shared.
 
     Attributes:
         bucket_bytes: the largest bucket, in bytes of whole layers.
@@ -115,26 +115,27 @@ class Source(Attached, Protocol):
     bucket_bytes: int
 
     def release_gradients(self) -> None:
-        """All gradients of a step are overwritten, or will never be. In any thread."""
+        """Let backward go on: all gradients of a step are overwritten, or will never be. Any thread
+        may call this."""
         ...
 
     def mark_unused(self, layers: Sequence[int]) -> Tensor | None:
-        """1 for each layer that this process has not used in the step, else 0, ``[layers]``, to be
-        averaged over all; None where DDP knows."""
+        """Return 1 for each layer that this process has not used in the step, else 0, ``[layers]``,
+        to be averaged over all processes; None if DDP knows it."""
         ...
 
     def note_unused(self, shares: Mapping[int, float]) -> None:
-        """Take those means, at the end of the step; ConfigError unless all processes have used the
-        same layers."""
+        """Take these means, by layer, at the end of the step. Raise ConfigError unless all
+        processes have used the same layers, if the source asks for that."""
         ...
 
     def unwritten_layers(self) -> set[int]:
-        """Layers that no process has used: the step leaves their ``.grad`` as it was."""
+        """Return the layers that no process has used: the step leaves their ``.grad`` as it was."""
         ...
 
 
 class HookSteps(UnitSteps, Exchange):
-    """The backward passes of one model, whose gradients are exchanged by a thread.
+    """Follows the backward passes of one model, whose gradients a thread exchanges.
 
     Updates are written over the gradients, and a step that is not finite over all of them, so that
     an optimiser, or its GradScaler, sees what it would see without compression. What the
@@ -156,7 +157,7 @@ class HookSteps(UnitSteps, Exchange):
 
     def __init__(
         self,
-        source: Source,
+        source: GradientSource,
         reducer: Reducer,
         gauges: Collection[Any],
         *,
@@ -188,20 +189,27 @@ class HookSteps(UnitSteps, Exchange):
 
     # -- in the thread of backward, called by the source -------------------------------------
 
-    def approach_pass(self, arriving: int | None = None) -> None:
-        """A backward pass has begun. Every ``.grad`` is still as the script has left it, except in
-        layer ``arriving``. DDP's source calls this in every pass, also under ``no_sync``, and
-        several times; the others once, in a pass that exchanges."""
+    def on_backward_start(self, first_layer: int | None = None) -> None:
+        """Undo the last step if it was not applied, because a backward pass has begun. Every
+        ``.grad`` is still as the script has left it, except in layer ``first_layer``. DDP's source
+        calls this in every pass, also under ``no_sync``, and several times; the others once, in a
+        pass that exchanges."""
         if self._last is not None:
-            self.take_back(arriving)
-            self.forget_step()  # from here on .grad may be the sum of several passes
+            self.undo_cleared(first_layer)
+            self.commit_step()  # from here on .grad may be the sum of several passes
 
     def begin_step(self) -> None:
-        """The first gradients of a step are complete."""
+        """Begin a step, whose first gradients are complete."""
         self.begin_pass()
         self.begin_transfer(self.present_levels)
         self._forget_flags()
-        self._keep_gradients(any(getattr(gauge, "due", True) for gauge in self.readers))
+        # Let the exchange copy this process's gradients if a gauge reads them. The memory stays
+        # from step to step, until a step does not need it.
+        kept = any(getattr(gauge, "due", True) for gauge in self.readers)
+        size = sum(self.sizes) if kept else 0
+        if self.stack.shape[1] != size:
+            self.stack = self._make_stack(size)
+            self.copies = self.stack[0].split(self.sizes) if kept else None
 
     def _forget_flags(self) -> None:
         self.flags: list[Tensor] = []
@@ -209,28 +217,20 @@ class HookSteps(UnitSteps, Exchange):
         self.own: dict[int, Tensor] = {}
         self.finite, self.failed = True, False
 
-    def _keep_gradients(self, kept: bool) -> None:
-        """Let the exchange copy this process's gradients of the step under way, or not. The memory
-        stays from step to step, until a step does not need it."""
-        size = sum(self.sizes) if kept else 0
-        if self.stack.shape[1] != size:
-            self.stack = self._make_stack(size)
-            self.copies = self.stack[0].split(self.sizes) if kept else None
-
     def _make_stack(self, size: int) -> Tensor:
         """Zeros ``[1, size]``."""
         kind = self.reducer.world.meter.dtype
         return torch.zeros((1, size), dtype=kind, device=self.device)
 
     def add_gradients(self, gradients: Mapping[int, Tensor]) -> None:
-        """These gradients are complete, by layer, ``[1, *shape]``; the aggregated ones will
+        """Hand over complete gradients, by layer, ``[1, *shape]``; the aggregated ones will
         overwrite them."""
         self.add_rows(gradients)
         if self.failed:
             self.source.release_gradients()
 
     def finish_step(self) -> None:
-        """Wait until all are overwritten."""
+        """Wait until all gradients of the step are overwritten."""
         with self.clock.count_waiting(self.world):
             self._read_flags(self.finish_transfer())
 
@@ -240,7 +240,14 @@ class HookSteps(UnitSteps, Exchange):
 
         An update may overflow in one shard alone: then all shards skip the step."""
         if missing := [i for i in range(len(self.reducer.layers)) if i not in transfer.rows]:
-            self._refuse_missing(missing)
+            # Some buckets were never full. DDP itself would say so only in the next forward pass,
+            # after a step with gradients that are not shared.
+            names = [*self.source.parameters]
+            raise ConfigError(
+                f"{list_names([names[i] for i in missing])} had no gradient in this backward pass, "
+                "and DistributedDataParallel waits for all that it was given: freeze layers before "
+                "wrapping the model, or wrap it with find_unused_parameters=True"
+            )
         failed = ~torch.stack(self.flags).isfinite().all()
         # all shards take part in this sum, so it comes before any branch on the flags
         total = self.world.add_shards(failed.to(self.world.meter.dtype).reshape(1))
@@ -254,20 +261,10 @@ class HookSteps(UnitSteps, Exchange):
         layers = [i for bucket, _ in self.marks for i in bucket]
         self.source.note_unused(dict(zip(layers, means, strict=True)))
 
-    def _refuse_missing(self, layers: Sequence[int]) -> None:
-        """Raise ConfigError: some buckets of DDP were never full. DDP itself would say so only in
-        the next forward pass, after a step with gradients that are not shared."""
-        names = [*self.source.parameters]
-        raise ConfigError(
-            f"{list_names([names[i] for i in layers])} had no gradient in this backward pass, and "
-            "DistributedDataParallel waits for all that it was given: freeze layers before "
-            "wrapping the model, or wrap it with find_unused_parameters=True"
-        )
-
     @torch.no_grad()
     def settle_step(self) -> None:
-        """The parameters' ``.grad`` has what will be applied: adopt the step's memories, except for
-        layers that the optimiser will not step."""
+        """Count the step, whose result is in the parameters' ``.grad``: adopt its memories, except
+        for layers that the optimiser will not step."""
         step = self.transfer
         assert step is not None
         # The optimiser skips a step that is not finite: then no layer adopts its residual, which

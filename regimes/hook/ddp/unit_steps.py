@@ -23,7 +23,7 @@ _MOST_HELD = 4  # steps that no gauge has seen: several may be exchanged for eac
 
 
 class UnitSteps:
-    """The backward passes of one model, counted.
+    """Counts the backward passes of one model.
 
     Attributes:
         reducer: the compressors, and the layers' memories.
@@ -71,11 +71,11 @@ class UnitSteps:
         self.restart_unit()
 
     def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
-        """These are the parameters of each layer from now on."""
+        """Take these as the parameters of each layer from now on."""
         self.applied.follow(parameters)
 
     def detach(self) -> None:
-        """See no more steps of optimisers."""
+        """Stop watching the steps of optimisers."""
         self.applied.stop_watching()
 
     def restart_unit(self) -> None:
@@ -85,7 +85,7 @@ class UnitSteps:
 
     @property
     def present_levels(self) -> Sequence[AnyLevel]:
-        """The levels of the step under way."""
+        """Return the level of each layer in the step under way."""
         return [DENSE] * len(self.levels) if self.total < self.dense_start else self.levels
 
     def begin_pass(self) -> None:
@@ -150,21 +150,21 @@ class UnitSteps:
 
     # -- a step that has not counted -----------------------------------------------------------
 
-    def forget_step(self) -> None:
-        """The last step counts for good."""
+    def commit_step(self) -> None:
+        """Let the last step count for good."""
         self._last = self.reducer.before = None
 
-    def take_back(self, arriving: int | None = None) -> None:
+    def undo_cleared(self, first_layer: int | None = None) -> None:
         """Undo the last step for layers with a gradient that was cleared and never applied.
 
         Args:
-            arriving: a layer that has its next gradient already.
+            first_layer: a layer that has its next gradient already.
         """
         self.reducer.drop_step()
         before, applied = self.reducer.before, self.applied
         if self._last is None or before is None:
             return
-        cleared = applied.find_cleared(before.keys() - applied.stepped, arriving)
+        cleared = applied.find_cleared(before.keys() - applied.stepped, first_layer)
         if thrown_away := cleared & applied.known:
             self.undo_step(thrown_away)
         elif cleared and not (applied.stepped or applied.elsewhere) and self.may_warn:
@@ -176,7 +176,7 @@ class UnitSteps:
 
     @property
     def may_warn(self) -> bool:
-        """Is it this process that warns, once, where anything is held back?"""
+        """Return whether this process may still warn, once, and anything is held back."""
         first = not self.warned and self.reducer.world.rank == 0
         return first and any(state.residual is not None for state in self.reducer.states)
 
@@ -208,11 +208,11 @@ class UnitSteps:
     # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Entries of a saved state beside the reducer's, the same on all processes."""
+        """Return entries of a saved state beside the reducer's, the same on all processes."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse, from a whole state."""
+        """Continue from these entries of a whole state."""
 
     @contextlib.contextmanager
     def on_hook_stream(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from regimes.job.choices import plain_number
 
 
 def refuse_scatter(table: Any, compressor: Any) -> None:
-    """Raise ConfigError for the argument ``scatter`` of ``attach`` beside a compressor."""
+    """Raise ConfigError if ``scatter`` is passed beside a compressor."""
     if table is not None:
         raise ConfigError(
             f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
@@ -25,7 +25,8 @@ def refuse_scatter(table: Any, compressor: Any) -> None:
 
 
 def choose_scatter(given: Any, policy: Any) -> Compressor:
-    """The compressor, with its level or levels, for the argument ``scatter`` of ``attach_shards``.
+    """Make the compressor, with its level or levels, of the argument ``scatter`` of
+    ``attach_shards``.
 
     Raises:
         ConfigError: an unknown key, or no level at all.
@@ -61,7 +62,7 @@ def choose_scatter(given: Any, policy: Any) -> Compressor:
 
 
 def within_replicas(scatter: Any, gather: Mapping[str, Any] | None) -> WithinReplicas:
-    """The arguments ``scatter`` and ``gather`` of ``attach_replicas``.
+    """Check the arguments ``scatter`` and ``gather`` of ``attach_replicas``, and join them.
 
     Raises:
         ConfigError: an unknown key, or what belongs between replicas.
@@ -117,7 +118,7 @@ def _build_scatter(given: Any) -> tuple[QuantisedScatter, Any, Any]:
 
 
 def choose_gather(table: Mapping[str, Any] | None) -> WeightGather:
-    """How weights are gathered, for the argument ``gather`` of ``attach``.
+    """Read from the argument ``gather`` how weights are gathered.
 
     Raises:
         ConfigError: an unknown key, or a level that is none of the quantiser's.

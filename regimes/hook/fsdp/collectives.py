@@ -76,7 +76,12 @@ class _ModuleCollectives:
         with self.clock.count_waiting(self.within):
             total = self.reduce_module(place, flat)
         if total is not None:
-            self._warn_of_group(place)
+            # compressed gradients travel in the hook's own group
+            info = self.reductions[place].group.own.mesh_info
+            separate = getattr(info, "reduce_scatter_process_group", None) is not None
+            if separate and not self.warned_of_group and self.within.rank == 0:
+                self.warned_of_group = True
+                warnings.warn(SEPARATE, stacklevel=2)
             self.write_output(place, output, as_reduced(total, op, self.within.workers), usual)
             return None
         calls = self.within.meter.calls
@@ -84,14 +89,6 @@ class _ModuleCollectives:
         self.reductions[place].count_dense(output)
         with self.communicating("FSDP2's reduce-scatter"):
             return usual()
-
-    def _warn_of_group(self, place: int) -> None:
-        """Say once that compressed gradients travel in the hook's own group."""
-        info = self.reductions[place].group.own.mesh_info
-        separate = getattr(info, "reduce_scatter_process_group", None) is not None
-        if separate and not self.warned_of_group and self.within.rank == 0:
-            self.warned_of_group = True
-            warnings.warn(SEPARATE, stacklevel=2)
 
     def reduce_module(self, place: int, flat: Tensor) -> Tensor | None:
         """See ``QuantisedReduction.reduce_module``."""
@@ -117,8 +114,8 @@ class _ModuleCollectives:
 
 
 class ModuleSteps(_ModuleCollectives, UnitSteps):
-    """Backward passes in which FSDP2 reduces gradients. One without a reduce-scatter, after
-    ``set_requires_gradient_sync(False)``, is no step."""
+    """Follows backward passes in which FSDP2 reduces gradients. A pass without a reduce-scatter,
+    after ``set_requires_gradient_sync(False)``, is no step."""
 
     by_process = True
 
@@ -177,20 +174,17 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self, place: int, output: Tensor, reduced: Tensor, usual: Callable[[], Any]
     ) -> None:
         if self._due:
-            exact = self._uncompressed(output, usual)
+            # a copy of what torch's own collective makes of the output: one exchange more
+            with self.communicating("FSDP2's reduce-scatter"):
+                if (work := usual()) is not None:
+                    work.wait()
+            meter, sent = self.within.meter, output.expand(1, self.within.workers, -1)
+            meter.count_request(NO_LAYER, "scatter", sent, convention=False)
+            meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
+            exact = output.clone()
         super().write_output(place, output, reduced, usual)
         if self._due:
             self._exact[place] = exact, full_precision(output).norm()
-
-    def _uncompressed(self, output: Tensor, usual: Callable[[], Any]) -> Tensor:
-        """A copy of what torch's own collective makes of ``output``: one exchange more."""
-        with self.communicating("FSDP2's reduce-scatter"):
-            if (work := usual()) is not None:
-                work.wait()
-        meter, sent = self.within.meter, output.expand(1, self.within.workers, -1)
-        meter.count_request(NO_LAYER, "scatter", sent, convention=False)
-        meter.calls["scatter"] = meter.calls.get("scatter", 0) + 1
-        return output.clone()
 
     def _begin_pass(self) -> None:
         """The first reduce-scatter of a backward pass."""
@@ -199,8 +193,8 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
             return
         check_root(self.source.network)
         after_modules(self._finish_pass)
-        self.take_back()
-        self.forget_step()  # from here on .grad may be the sum of several passes
+        self.undo_cleared()
+        self.commit_step()  # from here on .grad may be the sum of several passes
         if self.source.follow():
             self.follow(self.source.members)
         self._pass, self._pending, self.reducer.kept = now, {}, {}
@@ -243,7 +237,9 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         for place in list(self._pending):
             self._collect_update(place)
         with self.clock.count_waiting(self.within):  # a collective, whatever this process has found
-            flag = self._combine_flags(torch.stack(self._flags).sum())
+            assert self.within.tensor is not None
+            own = torch.stack(self._flags).sum()  # NaN in the sum if one process has it, else 0
+            flag = self.within.sum_over(self.within.tensor.group, own)
         # before the host knows whether the step is finite: ``_judge_last_step`` takes it back
         self.reducer.settle_step()
         self.within.meter.add_counts(
@@ -256,11 +252,6 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
         self._updates = {}
         self.applied.note_exchange(self.may_warn)
         self.clock.stop_step()
-
-    def _combine_flags(self, flag: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """NaN where a process has one, else 0."""
-        assert self.within.tensor is not None
-        return self.within.sum_over(self.within.tensor.group, flag)
 
     def _show_gauges(self, flag: Tensor) -> None:
         """Show a step to the gauges; one that is not finite adds nothing."""
@@ -276,13 +267,13 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
 
     # -- a step that has not counted -------------------------------------------------------------
 
-    def take_back(self, arriving: int | None = None) -> None:
+    def undo_cleared(self, first_layer: int | None = None) -> None:
         self._judge_last_step()
-        super().take_back(arriving)
+        super().undo_cleared(first_layer)
 
-    def forget_step(self) -> None:
+    def commit_step(self) -> None:
         self._judge_last_step()
-        super().forget_step()
+        super().commit_step()
 
     def _judge_last_step(self) -> None:
         """Was every gradient of the last step finite? If not, it leaves no memory. Asked late, when
@@ -317,8 +308,9 @@ def _copy_to_host(flag: Float[Tensor, ""]) -> tuple[Tensor, Any]:
 
 
 class ReplicaSteps(_ModuleCollectives, HookSteps):
-    """The steps of replicas that FSDP2 divides, where its collectives within a replica are replaced
-    as well. What these send is counted for no layer: a layer's traffic is between replicas."""
+    """Follows the steps of replicas that FSDP2 divides, and replaces its collectives within a
+    replica as well. What these send is counted for no layer: a layer's traffic is between
+    replicas."""
 
     def __init__(self, source: Any, reducer: Reducer, gauges: Collection[Any], **more: Any) -> None:
         """``source``: a ``ShardedReplicas``."""

@@ -31,8 +31,8 @@ _ROOT = "(root)"  # the name of a group without a path of its own
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where the numbers of a group's trained parameters are in FSDP2's flat tensors, ``[shards,
-    part]``: each owner's pieces, end to end, padded to the size of the first owner's.
+    """Describes where the numbers of a group's trained parameters are in FSDP2's flat tensors,
+    ``[shards, part]``: each owner's pieces, end to end, padded to the size of the first owner's.
 
     Attributes:
         shapes: of the whole parameters.
@@ -45,18 +45,18 @@ class FlatLayout:
     shards: int
 
     def with_shards(self, shards: int) -> FlatLayout:
-        """The layout of the same parameters on another number of processes."""
+        """Return the layout of the same parameters on another number of processes."""
         return FlatLayout(self.shapes, self.dims, shards)
 
     def only(self, places: Sequence[int]) -> FlatLayout:
-        """The layout of some of the parameters."""
+        """Return the layout of some of the parameters."""
         return FlatLayout(
             tuple(self.shapes[i] for i in places), tuple(self.dims[i] for i in places), self.shards
         )
 
     @property
     def piece_shapes(self) -> list[tuple[int, ...]]:
-        """The shape of the first owner's piece of each parameter."""
+        """Return the shape of the first owner's piece of each parameter."""
         return [
             (*shape[:dim], -(-shape[dim] // self.shards), *shape[dim + 1 :])
             for shape, dim in zip(self.shapes, self.dims, strict=True)
@@ -64,26 +64,27 @@ class FlatLayout:
 
     @property
     def piece_sizes(self) -> list[int]:
-        """How many numbers a piece of each parameter has."""
+        """Return how many numbers a piece of each parameter has."""
         return [math.prod(piece) for piece in self.piece_shapes]
 
     @property
     def owned_size(self) -> int:
-        """The numbers that each process owns."""
+        """Return how many numbers each process owns."""
         return sum(self.piece_sizes)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What each owner has of the parameters."""
+        """Return what each owner has of the parameters."""
         sizes = zip(self.piece_sizes, self.shapes, strict=True)
         return tuple(Piece(size, Layer("", shape).compressed) for size, shape in sizes)
 
     def make_layer(self, name: str) -> Layer:
-        """The parameters as one layer, ``[shards, part]``."""
+        """Make one layer of the parameters, ``[shards, part]``."""
         return Layer(name, (self.shards, self.owned_size), pieces=self.pieces)
 
     def to_parameters(self, flat: Float[Tensor, "shards part"]) -> list[Tensor]:
-        """The parameters' numbers, in their shapes; copies where a parameter has several owners."""
+        """Return the parameters' numbers, in their shapes; copies if a parameter has several
+        owners."""
         found = []
         columns = flat.split(self.piece_sizes, dim=1)
         for numbers, shape, dim, piece in zip(
@@ -94,7 +95,8 @@ class FlatLayout:
         return found
 
     def from_parameters(self, tensors: Sequence[Tensor]) -> Float[Tensor, "shards part"]:
-        """The inverse, a copy; the padding is zero."""
+        """Copy the parameters' numbers to the flat form, ``[shards, part]``; the padding is
+        zero."""
         columns = []
         for tensor, dim, piece in zip(tensors, self.dims, self.piece_shapes, strict=True):
             room = self.shards * piece[dim] - tensor.shape[dim]
@@ -104,7 +106,7 @@ class FlatLayout:
         return torch.cat(columns, dim=1)
 
     def own_row(self, tensors: Sequence[Tensor], shard: int) -> Float[Tensor, " part"]:
-        """The row of ``from_parameters`` that a process owns."""
+        """Return the row of ``from_parameters`` that a process owns, ``[part]``."""
         found = []
         for tensor, dim, piece in zip(tensors, self.dims, self.piece_shapes, strict=True):
             start = min(shard * piece[dim], tensor.shape[dim])
@@ -117,7 +119,7 @@ class FlatLayout:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The parameters that one call of ``fully_shard`` has divided.
+    """Holds the parameters that one call of ``fully_shard`` has divided.
 
     Attributes:
         name: of its module, or of its modules.
@@ -159,7 +161,7 @@ class ParameterGroup:
         vars(self.own).pop("post_backward", None)
 
     def gradient_scale(self, dtype: torch.dtype, shards: int) -> float:
-        """What a gradient is multiplied by before its reduce-scatter.
+        """Return what a gradient is multiplied by before its reduce-scatter.
 
         FSDP2's result is the sum of gradients over a divisor. Gradients are in units here in which
         that is their mean over the processes: multiplied by ``shards`` and over the divisor.
@@ -169,7 +171,7 @@ class ParameterGroup:
         return factor / (shards * _divided_before(dtype, factor))
 
     def make_layout(self, shards: int, *, frozen: bool = False) -> FlatLayout:
-        """Where the trained parameters' numbers are, among so many processes.
+        """Describe where the trained parameters' numbers are, among so many processes.
 
         Args:
             frozen: those of the others, too, as where weights are gathered.
@@ -182,7 +184,7 @@ class ParameterGroup:
 
 
 def check_root(network: Any) -> None:
-    """Raise ConfigError where the model is known to be a part of another one; torch knows that from
+    """Raise ConfigError if the model is known to be a part of another one; torch knows that from
     the first forward pass on."""
     if is_root(network) is False:
         raise ConfigError(
@@ -192,7 +194,7 @@ def check_root(network: Any) -> None:
 
 
 def groups_of(network: nn.Module) -> list[ParameterGroup]:
-    """All groups that have a parameter, in the order of the modules.
+    """Return all groups that have a parameter, in the order of the modules.
 
     Raises:
         ConfigError: a module has several groups, one for each mesh, or is offloaded.

@@ -35,7 +35,7 @@ attached_models: WeakSet[nn.Module] = WeakSet()
 
 
 class HookedModel:
-    """A model that has one hook at most, and that the hook does not keep alive.
+    """Holds a model weakly, which has one hook at most.
 
     Raises:
         ConfigError: the model has a hook already.
@@ -53,16 +53,16 @@ class HookedModel:
         return network
 
     def claim(self) -> None:
-        """From now on this model has a hook."""
+        """Note that this model has a hook from now on."""
         attached_models.add(self.network)
 
     def release(self) -> None:
-        """From now on this model has no hook."""
+        """Note that this model has no hook from now on."""
         if (network := self._network()) is not None:
             attached_models.discard(network)
 
     def detach(self) -> None:
-        """Nothing of the hook is left."""
+        """Do nothing more: nothing of the hook is left."""
 
 
 def after_modules(finish: Callable[[], None]) -> None:
@@ -72,8 +72,9 @@ def after_modules(finish: Callable[[], None]) -> None:
 
 
 class DividedGradients(HookedModel):
-    """The gradients of replicas of several processes, each of which has its rows of every layer;
-    the parts of a ``Source`` (``ddp.source``) that do not depend on what divides the model.
+    """Takes the gradients of replicas of several processes, each of which has its rows of every
+    layer. These are the parts of a ``GradientSource`` (``ddp.source``) that do not depend on what
+    divides the model.
 
     Attributes:
         advice: what to do when a gradient comes twice in one backward pass.
@@ -125,22 +126,23 @@ class DividedGradients(HookedModel):
         return self._world
 
     def local_gradient(self, parameter: Any) -> Tensor:
-        """This process's part of a gradient that is complete."""
+        """Return this process's part of a gradient that is complete."""
         raise NotImplementedError
 
     def is_postponed(self) -> bool:
-        """Asked in each pass: does a later one exchange what it adds to ``.grad``?"""
+        """Return whether a later pass exchanges what this one adds to ``.grad``. This is asked in
+        each pass."""
         return False
 
     def start_alike(self) -> None:
-        """Make the replicas' models the same; from now on this model has a hook."""
+        """Make the replicas' models the same, and note that this model has a hook."""
         state = [*self.network.parameters(), *self.network.buffers()]  # frozen parameters, too
         self._world.broadcast_first([local_part(t) for t in state])
         self.claim()
 
     def connect_receiver(self, receiver: HookSteps) -> None:
-        """Make the replicas' models the same, and take their gradients from now on; until ``close``
-        the hooks live as long as the parameters."""
+        """Make the replicas' models the same, and take their gradients from now on. The hooks of
+        torch live as long as the parameters, until ``close``."""
         self.start_alike()
         self.receiver = receiver
         self._hook_parameters()
@@ -161,12 +163,12 @@ class DividedGradients(HookedModel):
         if now != self.postponed[0]:
             self.postponed = now, self.is_postponed()
             if self.postponed[1]:  # before .grad becomes the sum of several passes
-                self.receiver.approach_pass(layer)
+                self.receiver.on_backward_start(layer)
         if self.postponed[1]:
             self.waiting.add(layer)
             return
         if now != self.backward or not self.arrived:
-            self.receiver.approach_pass(layer)
+            self.receiver.on_backward_start(layer)
             self._begin_pass(now)
         if layer in self.arrived:
             raise ConfigError(
@@ -192,21 +194,18 @@ class DividedGradients(HookedModel):
         self.receiver.settle_step()
 
     def end_exchange(self) -> None:
-        """The end of backward: wait until the aggregated gradients are in ``.grad``."""
+        """Wait, at the end of backward, until the aggregated gradients are in ``.grad``."""
         rest, parameters = {*range(len(self.names))} - self.arrived, [*self.parameters.values()]
-        self.missing = {i: self._rows_without(i) for i in rest - self.waiting}
+        self.missing = {}
+        for i in rest - self.waiting:  # what this process hands over of layers it has not used
+            unused = parameters[i].grad is None
+            rows = torch.zeros_like(self.local[i]) if unused else self.local_gradient(parameters[i])
+            self.missing[i] = (rows if unused else rows.clone())[None]
         if rest:  # all processes exchange all layers, used or not
             own = {i: self.local_gradient(parameters[i])[None] for i in rest & self.waiting}
             self.receiver.add_gradients(own | self.missing)
         self.waiting = set()
         self.receiver.finish_step()
-
-    def _rows_without(self, layer: int) -> Tensor:
-        """What this process hands over of a layer that it has not used, ``[1, *shape]``."""
-        parameter = [*self.parameters.values()][layer]
-        if parameter.grad is None:
-            return torch.zeros_like(self.local[layer])[None]
-        return self.local_gradient(parameter).clone()[None]
 
     def release_gradients(self) -> None:
         pass
@@ -220,8 +219,8 @@ class DividedGradients(HookedModel):
 
     @torch.no_grad()
     def note_unused(self, shares: Mapping[int, float]) -> None:
-        """Where another replica has used a layer, as an expert that had tokens there alone, this
-        one's gradient counts as zero, and the shared one is its, too."""
+        """Use the shared gradient of a layer that another replica has used and this one has not, as
+        an expert that had tokens there alone: its own gradient counts as zero."""
         self.idle |= {i for i, x in shares.items() if x > EVERYONE}
         parameters = [*self.parameters.values()]
         for i, rows in self.missing.items():
@@ -235,6 +234,6 @@ class DividedGradients(HookedModel):
         return self.idle
 
     def close(self) -> None:
-        """Receive no gradients any more."""
+        """Receive no more gradients."""
         remove_hooks(self.handles)
         self.release()

@@ -13,7 +13,6 @@ from torch import Tensor
 from regimes.base.config import DENSE, AnyLevel
 from regimes.base.precision import full_precision
 from regimes.collectives.comm import Comm
-from regimes.collectives.layers import Piece
 from regimes.compression.bucket import State
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import QuantisedScatter, ScatterState
@@ -24,7 +23,7 @@ _Memory = Callable[[int, float], State]  # a layer and its scale: what the step 
 
 
 class QuantisedReduction:
-    """All parameters of a module as one layer ``[shards, part]``."""
+    """Reduces all parameters of a module as one layer ``[shards, part]``."""
 
     def __init__(
         self, layer: int, group: ParameterGroup, layout: FlatLayout, reducer: Reducer
@@ -34,7 +33,7 @@ class QuantisedReduction:
     def reduce_module(
         self, flat: Float[Tensor, " numbers"], levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
-        """The sum over all processes of what this one owns, in float32 at least.
+        """Return the sum over all processes of what this one owns, ``[part]``, in float32 at least.
 
         Args:
             flat: ``[shards * part]``, without parameters that have no gradient.
@@ -47,7 +46,9 @@ class QuantisedReduction:
         compressor, level = self.reducer.resolve_level(layer, levels[layer])
         parts = flat.view(1, self.layout.shards, -1)
         kept = memory(layer, self.group.gradient_scale(flat.dtype, self.layout.shards))
-        state, pieces = kept, self._arrived_pieces()
+        state, pieces = kept, self.layout.pieces
+        if self.group.arriving:  # of the parameters that have a gradient in this pass
+            pieces = tuple(compress(pieces, self.group.arriving))
         if parts.shape[2] != self.layout.owned_size:  # its residual is of another order of numbers
             state = kept.copy_for_step()
             state.residual = None
@@ -66,26 +67,21 @@ class QuantisedReduction:
         kept.step = state.step
         return total
 
-    def _arrived_pieces(self) -> tuple[Piece, ...]:
-        """Of the parameters that have a gradient in this pass."""
-        pieces, arriving = self.layout.pieces, self.group.arriving
-        return tuple(compress(pieces, arriving)) if arriving else pieces
-
     def count_dense(self, output: Float[Tensor, " part"]) -> None:
         """Count what torch's own reduce-scatter sends for this process's output."""
         sent = output.expand(1, self.layout.shards, -1)
         self.reducer.world.meter.count_request(self.layer, "scatter", sent)
 
     def updates_of(self, output: Float[Tensor, " part"]) -> dict[int, _Numbers]:
-        """By layer, what this process owns of the reduced gradient, in float32 at least."""
+        """Return by layer what this process owns of the reduced gradient, in float32 at least."""
         update, missing = full_precision(output), self.layout.owned_size - len(output)
         padded = torch.nn.functional.pad(update, (0, missing)) if missing > 0 else update
         return {self.layer: padded}
 
 
 class WholeReduction:
-    """Each parameter of a module is a layer. Whole gradients are exchanged as in a bucket of DDP,
-    and each process keeps its rows of their mean."""
+    """Reduces each parameter of a module as a layer. Whole gradients are exchanged as in a bucket
+    of DDP, and each process keeps its rows of their mean."""
 
     def __init__(
         self, layers: Sequence[int], group: ParameterGroup, layout: FlatLayout, reducer: Reducer
@@ -96,7 +92,7 @@ class WholeReduction:
     def reduce_module(
         self, flat: _Numbers, levels: Sequence[AnyLevel], memory: _Memory
     ) -> Float[Tensor, " part"] | None:
-        """See ``QuantisedReduction.reduce_module``."""
+        """Reduce like ``QuantisedReduction.reduce_module``."""
         places = [*compress(range(len(self.layers)), self.group.arriving)]
         self.here = here = self.layout.only(places)
         self.arrived = layers = [self.layers[i] for i in places]
@@ -119,13 +115,13 @@ class WholeReduction:
         return None
 
     def count_dense(self, output: Float[Tensor, " part"]) -> None:
-        """See ``QuantisedReduction.count_dense``."""
+        """Count like ``QuantisedReduction.count_dense``."""
         shards = self.here.shards
         sizes = [shards * size for size in self.here.piece_sizes]
         sent = output.expand(1, shards, -1)
         self.reducer.world.meter.count_request(self.arrived, "scatter", sent, sizes=sizes)
 
     def updates_of(self, output: Float[Tensor, " part"]) -> dict[int, _Numbers]:
-        """See ``QuantisedReduction.updates_of``."""
+        """Return updates like ``QuantisedReduction.updates_of``."""
         own = full_precision(output).split(self.here.piece_sizes)
         return dict(zip(self.arrived, own, strict=True))

@@ -46,7 +46,7 @@ ALL_REDUCE = (
 
 
 class ShardedGradients(DividedGradients):
-    """The gradients of the rows that this process holds."""
+    """Takes the gradients of the rows that this process holds."""
 
     advice = (
         "shard a module around all of its calls with fully_shard, or use "
@@ -126,7 +126,7 @@ class ShardedGradients(DividedGradients):
             hook.averages = True
 
     def detach(self) -> None:
-        """Replicas exchange no gradients any more."""
+        """Let replicas exchange no gradients any more."""
         for group in self.param_groups:
             if isinstance(hook := all_reduce_hook(group), BetweenReplicas):
                 set_all_reduce_hook(group, hook.own)
@@ -156,7 +156,8 @@ class ShardedGradients(DividedGradients):
         super()._begin_pass(now)
 
     def is_postponed(self) -> bool:
-        """Passes with ``set_requires_all_reduce(False)`` reduce within replicas alone."""
+        """Return whether this pass reduces within replicas alone, as after
+        ``set_requires_all_reduce(False)``."""
         kinds = {x.all_reduce_grads for x in self.param_groups if x.reduce_grads}
         if len(kinds) > 1:
             raise ConfigError(ALL_REDUCE)
@@ -167,13 +168,13 @@ class ShardedGradients(DividedGradients):
         return {"islands": {"shards": self.mesh.size(), "types": sorted({*kinds})}}
 
     def local_gradient(self, parameter: Any) -> Tensor:
-        """This process's rows of a gradient that FSDP2 has reduced within the replica."""
+        """Return this process's rows of a gradient that FSDP2 has reduced within the replica."""
         return rows_of(parameter.grad, parameter)
 
 
 def rows_of(tensor: Any, parameter: Any) -> Tensor:
-    """This process's part of a parameter, or of its gradient, as rows: the dimension along which it
-    is divided comes first."""
+    """Return this process's part of a parameter, or of its gradient, as rows: the dimension along
+    which it is divided comes first."""
     return local_part(tensor).movedim(divided_dimension(parameter), 0)
 
 
@@ -184,8 +185,9 @@ def _shape(parameter: Any) -> tuple[int, ...]:
 
 
 class BetweenReplicas:
-    """What FSDP2 calls with a group's gradient once it is reduced within the replica, before it is
-    added to ``.grad``: an all-reduce hook (``set_all_reduce_hook``), after the user's own.
+    """Receives a group's gradient from FSDP2 once it is reduced within the replica, before it is
+    added to ``.grad``: an all-reduce hook (``set_all_reduce_hook``), which calls the user's own
+    first.
 
     Attributes:
         own: the user's.
@@ -214,8 +216,8 @@ class BetweenReplicas:
 
 
 def named_trainable(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by their names in the bare model; one that several modules
-    share appears once."""
+    """Return the parameters that are trained, by their names in the bare model; one that several
+    modules share appears once. Raise ConfigError if there is none."""
     named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if not named:
         raise ConfigError("the model has no parameter to train: there is nothing to exchange")
@@ -272,15 +274,13 @@ def _sharded_parameters(network: nn.Module, replicas: Any) -> dict[str, nn.Param
 CHECKPOINT = "_checkpoint_wrapped_module."  # of torch's checkpoint_wrapper
 
 
-def _within(parameter: nn.Parameter) -> Any:
-    """The mesh over which a parameter is divided, one dimension of HSDP's."""
-    mesh = (describe_sharding(parameter) or [None])[0]
-    return mesh if mesh is None or mesh.ndim == 1 else mesh[mesh.mesh_dim_names[1]]
-
-
 def _one_mesh(parameters: Mapping[str, nn.Parameter]) -> Any:
     """The mesh within a replica, which all parameters share."""
-    meshes = {name: _within(p) for name, p in parameters.items()}
+    meshes: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        meshes[name] = mesh = (describe_sharding(parameter) or [None])[0]
+        if mesh is not None and mesh.ndim > 1:  # HSDP's: within a replica it is the second one
+            meshes[name] = mesh[mesh.mesh_dim_names[1]]
     first = next(iter(meshes.values()))
     for name, mesh in meshes.items():
         if mesh != first:

@@ -40,7 +40,7 @@ _RESIDUAL = re.compile(r"(?:^|\.)residuals/(\d+)/")
 
 
 class ShardedState:
-    """A ``Stateful`` of DCP: save and load it with model and optimiser, on all processes::
+    """Is a ``Stateful`` of DCP: save and load it with model and optimiser, on all processes::
 
         dcp.save({"model": ..., "hook": hook.sharded_state()}, checkpoint_id=folder)
 
@@ -60,8 +60,8 @@ class ShardedState:
             self.replicas = _saved_replicas(saved)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sharded tensors, by replica and layer, and the bytes of all else; all processes call
-        this.
+        """Return the sharded tensors, by replica and layer, and the bytes of all else; all
+        processes call this.
 
         Raises:
             ConfigError: within a unit, when the signal is not "update".
@@ -103,7 +103,7 @@ class ShardedState:
         return {**tensors, _SHARED: everything}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where it was saved; all processes call this, through ``dcp.load``.
+        """Continue where the state was saved; all processes call this, through ``dcp.load``.
 
         Raises:
             ConfigError: it is of another model, compressor, policy or number of replicas.
@@ -113,7 +113,8 @@ class ShardedState:
             state = unpack_state(saved[_SHARED])
             check_format(state)
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]
-            if count != self.replicas and state["layers"].keys() & self._with_residual():
+            owing = {layer.name for layer in hook.layers if self._keeps_residual(layer)}
+            if count != self.replicas and state["layers"].keys() & owing:
                 refuse_state(
                     f"it was saved with {count} replicas, this job has {self.replicas}: load it "
                     "with hook.sharded_state(saved=FOLDER)"
@@ -169,9 +170,6 @@ class ShardedState:
 
     def _keeps_residual(self, layer: Layer) -> bool:
         return layer.compressed and self.hook.chosen.keeps_residuals
-
-    def _with_residual(self) -> set[str]:
-        return {layer.name for layer in self.hook.layers if self._keeps_residual(layer)}
 
     def _new_zeros(self, shape: Sequence[int]) -> Tensor:
         return torch.zeros(shape, dtype=self.hook.world.meter.dtype, device=self.hook.world.device)

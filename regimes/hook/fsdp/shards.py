@@ -61,7 +61,10 @@ class FSDPModules(HookedModel):
             ConfigError: the hook cannot serve the model, or it has a hook already.
         """
         network = uncompiled(model)
-        _check_mesh(shards, _WRITE)
+        if (got := mesh_fault(shards)) is not None:
+            raise ConfigError(f"mesh: got {got}, expected a mesh of one dimension: {_WRITE}")
+        if shards.size() < 2:
+            raise ConfigError("mesh: it has one process, which exchanges nothing")
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model: got {type(model).__name__}, expected a torch.nn.Module")
         super().__init__(network)
@@ -82,16 +85,16 @@ class FSDPModules(HookedModel):
 
     @property
     def members(self) -> list[list[nn.Parameter]]:
-        """The parameters of each layer."""
+        """Return the parameters of each layer."""
         return [[self.parameters[name] for name in names] for names in self._members]
 
     def follow(self) -> bool:
-        """Find the present parameters; True if one is another than before."""
+        """Find the present parameters; return True if one has been replaced."""
         return self._present.follow()
 
     @property
     def member_names(self) -> dict[str, list[str]]:
-        """By layer the names of its parameters in the network."""
+        """Return by layer the names of its parameters in the network."""
         names = {id(p): name for name, p in self.network.named_parameters()}
         pairs = zip(self.layers, self.members, strict=True)
         return {layer.name: [names[id(p)] for p in members] for layer, members in pairs}
@@ -109,7 +112,7 @@ class FSDPModules(HookedModel):
     def make_reductions(
         self, reducer: Reducer
     ) -> Sequence[QuantisedReduction] | Sequence[WholeReduction]:
-        """How each of the trained groups is reduced."""
+        """Make a reduction for each of the trained groups."""
         return _make_reductions(self.trained, self.layouts, reducer)
 
     def make_state(self, hook: Any, branch: bool, saved: Any) -> DividedState:
@@ -153,8 +156,7 @@ class FSDPParameters(FSDPModules):
 
 
 class ShardedReplicas(ShardedGradients):
-    """The gradients of replicas; the processes of a replica reduce-scatter and all-gather
-    compressed.
+    """Takes the gradients of replicas whose processes reduce-scatter and all-gather compressed.
 
     Attributes:
         inside: how they do.
@@ -195,7 +197,7 @@ class ShardedReplicas(ShardedGradients):
         }
 
     def make_reductions(self, reducer: Reducer) -> list[QuantisedReduction]:
-        """How each module is reduced within the replica."""
+        """Make a reduction for each module within the replica."""
         return _make_reductions(self.trained, self.layouts, reducer)
 
     def connect_receiver(self, receiver: Any) -> None:
@@ -220,14 +222,6 @@ def _make_reductions(
 def _describe_modules(groups: list[ParameterGroup]) -> dict[str, Any]:
     """The modules, with how many parameters each trains and has frozen."""
     return {"modules": {group.name: [len(group.trained), len(group.frozen)] for group in groups}}
-
-
-def _check_mesh(shards: Any, write: str) -> None:
-    """Raise ConfigError unless it is a mesh of one dimension and several processes."""
-    if (got := mesh_fault(shards)) is not None:
-        raise ConfigError(f"mesh: got {got}, expected a mesh of one dimension: {write}")
-    if shards.size() < 2:
-        raise ConfigError("mesh: it has one process, which exchanges nothing")
 
 
 def _check_divided(network: nn.Module, shards: Any) -> None:

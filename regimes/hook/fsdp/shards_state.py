@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class DividedState(ProcessStates):
-    """Where another number of processes has saved it, each one also takes over what it owns of the
-    sums of a unit under way, and the layers have other shapes."""
+    """Saves and loads the state of a hook on FSDP2's own collectives. If another number of
+    processes has saved it, each process also takes over what it owns of the sums of a unit under
+    way, and the layers have other shapes."""
 
     job: Hook
 

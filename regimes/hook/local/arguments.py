@@ -36,7 +36,8 @@ _PERIODS = {"low": 1, "high": 32}
 
 @dataclass(frozen=True)
 class LocalChoice:
-    """A rule for the period, what a synchronisation does, and how pseudo-gradients are compressed.
+    """Holds a rule for the period, what a synchronisation does, and how pseudo-gradients are
+    compressed.
 
     Attributes:
         rule: decides the period.
@@ -53,7 +54,7 @@ class LocalChoice:
     varies: bool = False
 
     def needed_parts(self) -> Iterator[Part]:
-        """What is chosen, with what it needs of a job (``capabilities``)."""
+        """Yield what is chosen, each part with what it needs of a job (``capabilities``)."""
         yield from compressor_parts(self.exchange.compressor)
         yield from policy_parts(self.rule, "policy")
         yield from policy_parts(self.exchange.policy, "level_policy")
@@ -61,24 +62,20 @@ class LocalChoice:
         yield from self.exchange.instrument_parts()
 
     def shared_facts(self) -> dict[str, Any]:
-        """The choice in plain types; it must be the same on all processes."""
+        """Return the choice in plain types; it must be the same on all processes."""
+        values = self.exchange.values
+        levels: dict[str, Any] = {"level": next(iter(values.values()), DENSE)}  # the only one
+        if self.varies:
+            rule = policies.REGISTRY.table(self.exchange.policy)
+            levels = {"levels": values, "level_policy": rule}
         return {
             "policy": policies.REGISTRY.table(self.rule),
             "periods": dict(self.periods),
             "outer": asdict(self.outer),
             "compressor": compression.REGISTRY.table(self.exchange.compressor),
-            **(self._level_facts() if self.varies else {"level": self._only_level()}),
+            **levels,
             **self.exchange.instrument_facts(),
         }
-
-    def _only_level(self) -> Any:
-        """The only level, in plain types."""
-        return next(iter(self.exchange.values.values()), DENSE)
-
-    def _level_facts(self) -> dict[str, Any]:
-        """The levels and their policy, in plain types."""
-        rule = policies.REGISTRY.table(self.exchange.policy)
-        return {"levels": self.exchange.values, "level_policy": rule}
 
 
 def choose_local(
@@ -90,9 +87,16 @@ def choose_local(
     every: int,
     measured: Mapping[str, Mapping[str, Any]],
 ) -> LocalChoice:
-    """The arguments of ``local_steps``; ConfigError unless they go together."""
+    """Check the arguments of ``local_steps`` and make the choice of them. Raise ConfigError unless
+    they go together."""
     require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
-    words = _check_periods(_PERIODS if periods is None else periods)
+    words = _PERIODS if periods is None else periods
+    good = isinstance(words, Mapping) and all(
+        isinstance(name, str) and is_whole(steps, 1) and steps <= LONGEST
+        for name, steps in words.items()
+    )
+    require(good, "periods", words, 'numbers of steps by name, like {"low": 1, "high": 32}')
+    words = {name: int(steps) for name, steps in words.items()}
     exchange = _choose_exchange(compressor, level_policy, measured)
     rule, after = _choose_rule(policy, words), _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
@@ -115,8 +119,8 @@ def _choose_exchange(
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The trained parameters of a bare model, or of one that is divided within replicas.
+class TrainedParameters:
+    """Holds the trained parameters of a bare model, or of one that is divided within replicas.
 
     Attributes:
         parameters: by name, as the optimiser has them.
@@ -129,26 +133,26 @@ class Trained:
     sharded: ShardedGradients | None = None
 
     def make_world(self, timeout: float) -> ProcessWorld:
-        """A world of all processes, which all create it."""
+        """Make a world of all processes, which all call this."""
         if self.sharded is not None:
             return self.sharded.make_world(timeout, _CALL)
         return on_group(default_group(), self.local[0].device, timeout, _CALL)
 
     def start_alike(self, world: World, model: nn.Module) -> None:
-        """Let all begin with the parameters, frozen ones too, and the buffers of process 0, or of
-        the first replica."""
+        """Let all processes begin with the parameters, frozen ones too, and the buffers of process
+        0, or of the first replica."""
         if self.sharded is not None:
             self.sharded.start_alike()
         else:
             world.broadcast([*(p.data for p in model.parameters()), *model.buffers()])
 
     def shared_facts(self) -> dict[str, Any]:
-        """What must be the same on all processes, in plain types."""
+        """Return what must be the same on all processes, in plain types."""
         return {} if self.sharded is None else self.sharded.shared_facts()
 
 
-def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
-    """The trained parameters; ConfigError unless their steps can be local."""
+def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> TrainedParameters:
+    """Return the trained parameters; raise ConfigError unless their steps can be local."""
     if default_group() is None:
         raise ConfigError(
             "local_steps: there is no process group: start with torchrun and call "
@@ -163,11 +167,11 @@ def check_trained(model: nn.Module, optimizer: Any, replicas: Any) -> Trained:
         raise unexpected_value("optimizer", optimizer, expected)
     if replicas is None:
         parameters = _bare_parameters(model)
-        found = Trained(parameters, [p.data for p in parameters.values()])
+        found = TrainedParameters(parameters, [p.data for p in parameters.values()])
     else:
         source = ShardedGradients(model, replicas)
         source.refuse_columns()
-        found = Trained(source.parameters, source.local, source)
+        found = TrainedParameters(source.parameters, source.local, source)
     groups = [group for one in several for group in one.param_groups]
     stepped = [id(p) for group in groups for p in group["params"]]
     if len({*stepped}) < len(stepped):
@@ -221,15 +225,6 @@ def _bare_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
-def _check_periods(given: Any) -> dict[str, int]:
-    good = isinstance(given, Mapping) and all(
-        isinstance(name, str) and is_whole(steps, 1) and steps <= LONGEST
-        for name, steps in given.items()
-    )
-    require(good, "periods", given, 'numbers of steps by name, like {"low": 1, "high": 32}')
-    return {name: int(steps) for name, steps in given.items()}
-
-
 def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
     if isinstance(given, int) and not isinstance(given, bool):
         require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
@@ -256,8 +251,9 @@ def local_header(
     model: nn.Module,
     seed: int,
 ) -> Header:
-    """``run.json``. The record is named after the policy of levels by default, or without one after
-    the rule for the period. It has the names of the periods that the rule can choose."""
+    """Make the header of the record, ``run.json``. The record is named after the policy of levels
+    by default, or without one after the rule for the period. It has the names of the periods that
+    the rule can choose."""
     rule = policies.REGISTRY.table(chosen.rule)
     levels = policies.REGISTRY.table(chosen.exchange.policy)
     options = options or RecordOptions("")

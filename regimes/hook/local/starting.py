@@ -113,14 +113,20 @@ def local_steps(
         capabilities.STREAMING: chosen.outer.streams,
     }
     capabilities.check(chosen.needed_parts(), [mode for mode, applies in found.items() if applies])
-    what = check_trained(model, optimizer, replicas)
-    _check_free(model)
+    trained = check_trained(model, optimizer, replicas)
+    known = _JOBS.get(model)
+    earlier = None if known is None else known()
+    if earlier is not None and not earlier.closed:
+        raise ConfigError(
+            "local_steps: this model has local steps already, and two would each average it: call "
+            "close() of the first ones before"
+        )
     check_timeout(timeout)
     check_seed(seed)
-    world = what.make_world(float(timeout))
+    world = trained.make_world(float(timeout))
     recorded = options if options.folder is not None else None
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [*optimizer]
-    job = LocalSteps(model, optimizers, what, chosen, recorded, seed, world)
+    job = LocalSteps(model, optimizers, trained, chosen, recorded, seed, world)
     job.summarizes, job.compares_weights = options.summary, options.compare_weights
     _JOBS[model] = reference = weakref.ref(job)
     atexit.register(_at_exit, reference)
@@ -131,14 +137,3 @@ def _at_exit(reference: weakref.ref[LocalSteps]) -> None:
     """Steps without a ``close`` are not synchronised, but summarised, as Python ends well."""
     if (job := reference()) is not None and getattr(sys, "last_value", None) is None:
         job._summarize()
-
-
-def _check_free(model: nn.Module) -> None:
-    """Raise ConfigError if a model has local steps that are not closed."""
-    known = _JOBS.get(model)
-    job = None if known is None else known()
-    if job is not None and not job.closed:
-        raise ConfigError(
-            "local_steps: this model has local steps already, and two would each average it: call "
-            "close() of the first ones before"
-        )

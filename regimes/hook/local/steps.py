@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, SupportsFloat
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regimes.base.config import DENSE
 from regimes.base.errors import ConfigError, TrainingError
@@ -22,14 +22,14 @@ from regimes.collectives.agreement import WeightsReport
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
-from regimes.hook.local.arguments import LocalChoice, Trained, local_header
+from regimes.hook.local.arguments import LocalChoice, TrainedParameters, local_header
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.attached import AttachedJob
 from regimes.job.clock import Clock
 from regimes.job.job import UnitPlan
 from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions, logged_number
-from regimes.job.refit import Fitted, damage_refused, describe_compressor, with_default_fields
+from regimes.job.refit import FittedState, damage_refused, describe_compressor, with_default_fields
 from regimes.job.schedule import UnitSchedule, join_optimizers
 from regimes.job.state import (
     State,
@@ -68,15 +68,15 @@ class LocalSteps(AttachedJob):
         self,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        what: Trained,
+        trained: TrainedParameters,
         chosen: LocalChoice,
         options: RecordOptions | None,
         seed: int,
         world: ProcessWorld,
     ) -> None:
-        self.sharded = what.sharded
-        self.model, tensors, buffers = model, what.local, list(model.buffers())
-        layers = [Layer(name, tuple(p.shape)) for name, p in what.parameters.items()]
+        self.sharded = trained.sharded
+        self.model, tensors, buffers = model, trained.local, list(model.buffers())
+        layers = [Layer(name, tuple(p.shape)) for name, p in trained.parameters.items()]
         super().__init__(world, layers, UnitSchedule(chosen.every, join_optimizers(optimizers)))
         self.chosen = chosen
         self.total = self.ended = 0
@@ -86,12 +86,12 @@ class LocalSteps(AttachedJob):
         world.meter.dtype = tensors[0].dtype
         world.guard.done = lambda: self.total
         kinds = [[str(t.dtype), *t.shape] for t in buffers]
-        self._agree_on_start(chosen.shared_facts(), seed, buffers=kinds, **what.shared_facts())
-        what.start_alike(world, model)
+        self._agree_on_start(chosen.shared_facts(), seed, buffers=kinds, **trained.shared_facts())
+        trained.start_alike(world, model)
         # in the closure the model alone: a reference to the job would keep it alive
-        self.weights = AttachedWeights(lambda: model, what.parameters)
+        self.weights = AttachedWeights(lambda: model, trained.parameters)
         self._seen_weights: WeightsReport | None = None
-        own, keys = [Optimizers(optimizers, 0.0)], list(what.parameters.values())
+        own, keys = [Optimizers(optimizers, 0.0)], list(trained.parameters.values())
         self.replicas = replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
@@ -115,14 +115,14 @@ class LocalSteps(AttachedJob):
 
     @property
     def period(self) -> int:
-        """Steps of the round under way; of the first fragment's."""
+        """Return the steps of the round under way; of several fragments, those of the first."""
         return self.sync.fragments[0].period
 
     # -- what a script calls -----------------------------------------------------------------
 
     def step(self) -> None:
-        """An iteration is over; all processes call this after each, also if a GradScaler has
-        skipped the optimiser's step.
+        """Note that an iteration is over; all processes call this after each, also if a GradScaler
+        has skipped the optimiser's step.
 
         Raises:
             ConfigError: ``close()`` was called; or the policy decides by the training loss, and no
@@ -180,9 +180,9 @@ class LocalSteps(AttachedJob):
             self._finish_unit()
 
     def log(self, **values: SupportsFloat) -> None:
-        """See ``Job.log``. Of a policy that reads the training loss each process logs
-        its own "train_loss", with a record or without: the unit has the mean over processes, and
-        the policy decides from it on all alike.
+        """Add numbers to the record, like ``Job.log``. If the policy reads the training loss, each
+        process logs its own "train_loss", with a record or without: the unit has the mean over
+        processes, and the policy decides from it on all alike.
 
         Raises:
             ConfigError: a value that is no number.
@@ -207,22 +207,18 @@ class LocalSteps(AttachedJob):
             )
             self._seen_weights, self.to_agree = None, False
         for mean, flag, *_ in self.sync.synchronize(self.values, self.panel, last=last):
-            self._check_finite(flag, mean)
+            if not bool(mean.isfinite()):  # on all processes alike
+                finite = self.world.gather_object(bool(flag.isfinite()))
+                broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
+                raise TrainingError(
+                    f"a parameter of process {broken} is not finite after step {self.total}: lower "
+                    "the learning rate; the record up to the last unit is intact"
+                )
         over = self.total - self.ended + self.next_period > self.chosen.every
         outer = self.chosen.outer
         if self.compares_weights and over and not (outer.streams or outer.mixing):
             # the last synchronisation of the unit, which leaves all processes with the same weights
             self._seen_weights = self.weights.read(f"unit {len(self.rows)}", may_move=True)
-
-    def _check_finite(self, flag: Tensor, mean: Tensor) -> None:
-        """Raise TrainingError if a parameter is not finite, on all processes alike."""
-        if not bool(mean.isfinite()):
-            finite = self.world.gather_object(bool(flag.isfinite()))
-            broken = ", ".join(str(rank) for rank, good in enumerate(finite) if not good)
-            raise TrainingError(
-                f"a parameter of process {broken} is not finite after step {self.total}: lower the "
-                "learning rate; the record up to the last unit is intact"
-            )
 
     def _in_unit(self) -> bool:
         return self.total > self.ended
@@ -239,7 +235,7 @@ class LocalSteps(AttachedJob):
         self.values = [self.chosen.exchange.levels.get(name, DENSE) for name in self.levels.names]
 
     def decide_unit(self, history: Sequence[Row] | None = None) -> UnitPlan:
-        """See ``Job.decide_unit``; the only level has no reason."""
+        """Decide like ``Job.decide_unit``; the only level has no reason."""
         plan = super().decide_unit(history)
         if self.chosen.varies:
             return plan
@@ -288,9 +284,9 @@ class LocalSteps(AttachedJob):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What this process needs to continue, besides the states of its model and its optimiser,
-        which are its own between two synchronisations. ``torch.load(weights_only=True)`` reads it
-        back. Nothing in it changes afterwards."""
+        """Return what this process needs to continue, besides the states of its model and its
+        optimiser, which are its own between two synchronisations. ``torch.load(weights_only=True)``
+        reads it back. Nothing in it changes afterwards."""
         outer, own = self.sync.state_dict()
         synced, names = self.replicas.synced_tensors, [layer.name for layer in self.layers]
         shared = {
@@ -321,8 +317,8 @@ class LocalSteps(AttachedJob):
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
         """Continue where ``full`` was taken, once the model and its optimiser have a saved state
-        again; all processes call this, and process 0 passes what ``full_state_dict`` gave there
-        (the argument of the others is ignored).
+        again. All processes call this; process 0 passes what ``full_state_dict`` gave there, and
+        the argument of the others is ignored.
 
         On as many processes as then it is ``load_state_dict`` of each one's own state. On another
         number the residuals are divided such that their mean over the processes is preserved; the
@@ -334,7 +330,7 @@ class LocalSteps(AttachedJob):
         """
         self._load_full(full)
 
-    def _continue_from(self, fitted: Fitted) -> None:
+    def _continue_from(self, fitted: FittedState) -> None:
         with damage_refused():
             self._restore_state(fitted.state)
         self.continued, self.record_opened = True, False
@@ -359,8 +355,8 @@ class LocalSteps(AttachedJob):
         self.ended = sum(row["steps"] for row in self.rows)
 
     def sharded_state(self, *, saved: Any = None) -> ProcessStates:
-        """The state of all processes, an object for ``torch.distributed.checkpoint``: save and load
-        it on all processes, of a divided model on those of the same mesh. Between two
+        """Return the state of all processes as an object for ``torch.distributed.checkpoint``: save
+        and load it on all processes, of a divided model on those of the same mesh. Between two
         synchronisations the model and the optimiser of each replica are its own: save them under a
         name of the replica.
 
@@ -370,7 +366,7 @@ class LocalSteps(AttachedJob):
         """
         return ProcessStates(self, saved=saved)
 
-    def _fit(self, saved: Any, branch: bool) -> Fitted:
+    def _fit(self, saved: Any, branch: bool) -> FittedState:
         compressor = self.chosen.exchange.compressor
         here = describe_compressor(compressor)
         world, buffers = self.world, self.replicas.synced_tensors[len(self.layers) :]
@@ -396,4 +392,4 @@ class LocalSteps(AttachedJob):
                     f"load_state_dict: the state was saved with {name} {theirs}, this job has "
                     f"{mine}{other * (name == 'process')}"
                 )
-        return Fitted(copy.deepcopy(dict(saved)))
+        return FittedState(copy.deepcopy(dict(saved)))

@@ -21,7 +21,7 @@ from regimes.compression.bucket import State
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.elementwise import Cast, Quantise, Sign
 from regimes.compression.kernels import (
-    Padded,
+    PaddedBatch,
     choose_batches,
     in_batches,
     orthonormalise,
@@ -401,7 +401,7 @@ def test_padding_of_a_models_matrices_is_in_bounded_memory() -> None:
     assert len(groups) == 2
     used = 0
     for ids in groups:
-        room = Padded([shapes[i] for i in ids], torch.device("cpu")).room
+        room = PaddedBatch([shapes[i] for i in ids], torch.device("cpu")).room
         used += room.numel() * room.element_size()
     assert used < 8e6
 

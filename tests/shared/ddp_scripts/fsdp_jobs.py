@@ -35,7 +35,7 @@ def uncounted(rank: int, ranks: int, cases: list[Case], kinds: list[str]) -> lis
                         factor = float("inf") if rank == ranks - 1 else 1.0
                     (factor * fsdp.loss_of(net, case, step + 50, 0, rank)).backward()
                 fsdp.train(net, optimizer, case, rank, [step])
-            hook.steps.take_back()
+            hook.steps.undo_cleared()
             found.append(
                 {
                     "weights": fsdp.weights(net),

@@ -27,8 +27,8 @@ class _Epochs:
 
 
 class RegimesCallback(Callback):
-    """Compressed exchange of gradients under ``Trainer(strategy=ModelParallelStrategy())``, whose
-    module calls ``fully_shard`` in ``configure_model``, or ``Trainer(strategy="ddp")``::
+    """Compresses the exchange of gradients under ``Trainer(strategy=ModelParallelStrategy())``,
+    whose module calls ``fully_shard`` in ``configure_model``, or ``Trainer(strategy="ddp")``::
 
         callback = RegimesCallback(every=50, record="runs/mine", scatter={"level": 4})
         Trainer(strategy=strategy, devices=2, callbacks=[callback]).fit(module, loader)
@@ -110,7 +110,8 @@ class RegimesCallback(Callback):
             self.hook.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all processes, on process 0; Lightning calls this on all processes."""
+        """Return the states of all processes, on process 0; Lightning calls this on all
+        processes."""
         return {} if self.hook is None else collect_states(self.hook) or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

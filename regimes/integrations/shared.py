@@ -35,7 +35,7 @@ EVALUATED = re.compile(r"(?:eval|val|valid|validation|test)[_/](.+)")
 
 @dataclass
 class HookSettings:
-    """A user's arguments for the hook, until the trainer has wrapped the model.
+    """Holds a user's arguments for the hook, until the trainer has wrapped the model.
 
     Attributes:
         every: "epoch", or so many optimiser steps: when levels are decided.
@@ -120,8 +120,8 @@ class HookSettings:
         return attach_shards(wrapped, mesh, **given)
 
     def numbers(self, logged: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of ``Hook.log`` from what a trainer has logged: only numbers, the evaluation's
-        loss as "test_loss", and the record's metric under its name."""
+        """Return arguments of ``Hook.log`` from what a trainer has logged: only numbers, the
+        evaluation's loss as "test_loss", and the record's metric under its name."""
         metric = None if self.record is None else self.about.metric
         named = {}
         for name, value in logged.items():
@@ -136,8 +136,8 @@ class HookSettings:
 
 
 def wrapped_model(model: nn.Module) -> tuple[nn.Module, Any]:
-    """The model of DDP or FSDP2 that a trainer has made, compiled afterwards or not, and the mesh
-    of FSDP2, None of DDP.
+    """Return the model of DDP or FSDP2 that a trainer has made, compiled afterwards or not, and the
+    mesh of FSDP2; None in place of the mesh for DDP.
 
     Raises:
         ConfigError: neither has wrapped it.
@@ -196,7 +196,7 @@ def _read_full(hook: Hook, file: Path) -> Any:
 
 
 def collect_states(hook: Hook) -> dict[str, Any] | None:
-    """The states of all processes in one value, on process 0; all processes call this."""
+    """Collect the states of all processes in one value, on process 0; all processes call this."""
     if hook.source.mesh is None:
         return hook.full_state_dict()
     states = hook.world.gather_to_first(pack_state(hook.state_dict()))

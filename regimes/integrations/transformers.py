@@ -17,7 +17,7 @@ KNOWN = {"learning_rate", "epoch"}  # the record has them
 
 
 class RegimesCallback(TrainerCallback):
-    """Compressed exchange of gradients in a ``Trainer``, on as many processes as torchrun or
+    """Compresses the exchange of gradients in a ``Trainer``, on as many processes as torchrun or
     ``accelerate launch`` starts::
 
         trainer = Trainer(model=model, args=args, train_dataset=data)

@@ -65,12 +65,13 @@ REGISTRY = Registry(
 
 
 def make_policy(table: dict[str, Any], where: str = "policy") -> Policy:
-    """The policy that a configuration table names; ConfigError if it is none."""
+    """Make the policy that a configuration table names; raise ConfigError if the table names
+    none."""
     return REGISTRY.make(table, where)
 
 
 def check_levels(chosen: Policy, levels: dict[str, Any], where: str = "policy") -> None:
-    """Raise ConfigError when a policy asks for a level that the run does not define."""
+    """Raise ConfigError if a policy asks for a level that the run does not define."""
     prefix = where.removesuffix("policy")
     known = [*levels, *([] if prefix else [DENSE])]  # batches and periods have no dense level
     for name in chosen.names:

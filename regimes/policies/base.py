@@ -40,21 +40,22 @@ class Policy(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The statistics it reads; the loop measures no others."""
+        """Return the statistics that the policy reads; the loop measures no others."""
         ...
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The levels it may ask for, the level of critical regimes first."""
+        """Return the levels that the policy may ask for, the level of critical regimes first."""
         ...
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        """One decision per layer for epoch ``len(history)``."""
+        """Return one decision per layer for epoch ``len(history)``."""
         ...
 
 
 def split_policy(policy: Any) -> tuple[Any, dict[str, AtLevel]]:
-    """A policy whose levels are names, and the compressors that it has had in place of them."""
+    """Split a policy into one whose levels are names, and the compressors that it has had in place
+    of these names."""
     if not is_dataclass(policy) or isinstance(policy, type):
         return policy, {}
     words = {
@@ -67,20 +68,22 @@ def split_policy(policy: Any) -> tuple[Any, dict[str, AtLevel]]:
 
 
 def start_level(level: str, layers: Sequence[str]) -> list[Decision]:
-    """The decisions of the first epoch: one level for all layers."""
+    """Return the decisions of the first epoch: one level for all layers."""
     return [Decision(level, {"rule": "start"})] * len(layers)
 
 
 def follow_level(
     level: str, why: dict[str, Any] | None, history: Sequence[PastEpoch]
 ) -> list[Decision]:
-    """One level for all layers after at least one epoch, with the reason where it changes."""
+    """Return one level for all layers after at least one epoch, with the reason where the level
+    changes."""
     return [Decision(level, why if before != level else None) for before in history[-1].levels]
 
 
 @dataclass
 class RatesSoFar:
-    """Learning rates so far: the highest of the run, and since the last decay; the decays."""
+    """Holds what is known of the learning rates so far: the highest of the run, the highest since
+    the last decay, and the decays."""
 
     epochs: int = 0
     peak: float = 0.0
@@ -90,7 +93,7 @@ class RatesSoFar:
 
 @dataclass(frozen=True)
 class FollowsDecays(Bounded):
-    """Base of policies that act on a decay of the learning rate.
+    """Is the base of policies that act on a decay of the learning rate.
 
     A decay is a fall of the rate by a factor of ``step_decay`` or more from one epoch to the next,
     or, however slow, to ``1 / slow_decay`` of the highest rate since the last decay. A slow fall
@@ -112,7 +115,8 @@ class FollowsDecays(Bounded):
     slow_decay: Ratio = field(default=10.0, kw_only=True)
 
     def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
-        """The decays so far: the first epoch at the lower rate, the rate before, the lower rate."""
+        """Return the decays so far: the first epoch at the lower rate, the rate before, and the
+        lower rate."""
         return list(as_history(history).accumulate(self._add, RatesSoFar, self._add).decays)
 
     def _add(self, rates: RatesSoFar, epochs: Sequence[PastEpoch]) -> RatesSoFar:
@@ -128,7 +132,7 @@ class FollowsDecays(Bounded):
         return rates
 
     def just_decayed(self, history: Sequence[PastEpoch]) -> dict[str, Any] | None:
-        """The reason to record when the next epoch is the first after a decay, else None."""
+        """Return the reason to record if the next epoch is the first after a decay, else None."""
         last = self.decays(history)[-1:]
         if not last or last[0][0] < len(history):
             return None
@@ -136,5 +140,5 @@ class FollowsDecays(Bounded):
 
 
 def at_most(small: float, large: float) -> bool:
-    """``small <= large`` up to the rounding of a schedule."""
+    """Return whether ``small <= large``, up to the rounding of a schedule."""
     return small <= large * (1 + 1e-9)

@@ -11,7 +11,7 @@ from typing import Any
 from regimes.base.capabilities import declared_needs
 from regimes.base.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.policies.base import Decision, Policy, split_policy
-from regimes.policies.history import Costs, History, LevelCost, PastEpoch, as_history
+from regimes.policies.history import History, LevelCost, PastEpoch, as_history
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ByLayer:
 
     @cached_property
     def rules(self) -> tuple[Policy, ...]:
-        """The policy of each group, in order, and ``otherwise``."""
+        """Return the policy of each group, in order, and ``otherwise``."""
         named = {f"policy.groups.{key!r}": table for key, table in self.groups.items()}
         return tuple(
             _policy(t, w) for w, t in {**named, "policy.otherwise": self.otherwise}.items()
@@ -71,7 +71,12 @@ class ByLayer:
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
         group = self._groups_of(layers)
         if not history:
-            self._check_patterns(layers)
+            for pattern in (word for key in self.groups for word in key.split()):
+                if not any(fnmatchcase(layer, pattern) for layer in layers):
+                    raise ConfigError(
+                        f"policy.groups: no compressed layer matches {pattern!r}; "
+                        f"{suggest_nearest(pattern, layers)}"
+                    )
         past = as_history(history)
         decided: dict[int, Decision] = {}
         for number, rule in enumerate(self.rules):
@@ -87,21 +92,12 @@ class ByLayer:
         """The number of each layer's group; ``otherwise`` has the last."""
         groups = [key.split() for key in self.groups]
         return [
-            next((i for i, keys in enumerate(groups) if _matches(layer, keys)), len(groups))
+            next(
+                (i for i, own in enumerate(groups) if any(fnmatchcase(layer, x) for x in own)),
+                len(groups),
+            )
             for layer in layers
         ]
-
-    def _check_patterns(self, layers: Sequence[str]) -> None:
-        for pattern in (word for key in self.groups for word in key.split()):
-            if not any(fnmatchcase(layer, pattern) for layer in layers):
-                raise ConfigError(
-                    f"policy.groups: no compressed layer matches {pattern!r}; "
-                    f"{suggest_nearest(pattern, layers)}"
-                )
-
-
-def _matches(layer: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(layer, pattern) for pattern in patterns)
 
 
 def _policy(table: Any, where: str) -> Policy:
@@ -134,11 +130,8 @@ class _Slice:
             past,
             statistics={name: self._own(values) for name, values in past.statistics.items()},
             levels=self._own(past.levels),
-            costs=self._costs(past.costs),
+            costs={x: LevelCost(self._own(c.floats), c.bytes) for x, c in past.costs.items()},
         )
-
-    def _costs(self, costs: Costs) -> Costs:
-        return {name: LevelCost(self._own(c.floats), c.bytes) for name, c in costs.items()}
 
     def _own(self, values: Sequence[Any]) -> list[Any]:
         return [values[i] for i in self.members]

@@ -24,7 +24,7 @@ Reason = dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Levels:
-    """What was decided for an epoch.
+    """Holds what was decided for an epoch.
 
     Attributes:
         names: the level of every layer.
@@ -39,7 +39,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Controller:
-    """A policy over the layers of one run.
+    """Applies a policy to the layers of one run.
 
     Attributes:
         layers: the names of all layers.
@@ -57,13 +57,13 @@ class Controller:
     reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
     def decide(self, rows: Sequence[Row]) -> Levels:
-        """The levels of epoch ``len(rows)``, from the record's rows."""
+        """Decide the levels of epoch ``len(rows)`` from the record's rows."""
         signal, costs = self.signal, self.costs
         read = partial(past_epoch, compressed=self.compressed, signal=signal, costs=costs)
         return self.decide_after(self.reader.history(rows, read))
 
     def decide_after(self, past: Sequence[PastEpoch]) -> Levels:
-        """The levels of the epoch after these."""
+        """Decide the levels of the epoch after these."""
         names = [self.layers[i] for i in self.compressed]
         decided = check_decisions(self.policy, self.policy.decide(past, names), names)
         decisions = dict(zip(self.compressed, decided, strict=True))
@@ -73,7 +73,7 @@ class Controller:
 
 @dataclass(frozen=True)
 class WholeController:
-    """A policy with the whole model as its only layer.
+    """Applies a policy to the whole model as its only layer.
 
     Attributes:
         signal: which norm it reads as "norm".
@@ -87,7 +87,7 @@ class WholeController:
     reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
 
     def decide(self, rows: Sequence[Row]) -> Decision:
-        """The level in epoch ``len(rows)``, from the record's rows."""
+        """Decide the level of epoch ``len(rows)`` from the record's rows."""
         read = partial(whole_epoch, signal=self.signal, table=self.table)
         decided = self.policy.decide(self.reader.history(rows, read), [self.table])
         return check_decisions(self.policy, decided, [self.table], periods=self.table == "sync")[0]
@@ -96,7 +96,8 @@ class WholeController:
 def check_decisions(
     policy: Policy, decided: Any, layers: Sequence[str], *, periods: bool = False
 ) -> Sequence[Decision]:
-    """``decided`` itself, if it is a decision for each layer; called at every epoch of a replay.
+    """Return ``decided`` itself, if it is a decision for each layer. A replay calls this at every
+    epoch.
 
     Args:
         periods: a level may also be a whole number, as in local steps.

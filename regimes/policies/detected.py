@@ -20,7 +20,7 @@ Values = list[float | None]
 
 
 class FollowsDetector(FollowsDecays):
-    """Base of policies that follow a detector.
+    """Is the base of policies that follow a detector.
 
     From a decay of the learning rate until the next verdict the level is the first of ``names``.
     Otherwise it is ``level_for`` of the verdict on a layer. Without a verdict a layer's level
@@ -46,7 +46,7 @@ class FollowsDetector(FollowsDecays):
         raise NotImplementedError
 
     def level_for(self, critical: bool, before: str) -> str:
-        """A layer's level after a verdict."""
+        """Return a layer's level after a verdict."""
         return self.names[0] if critical else self.names[-1]
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
@@ -169,7 +169,8 @@ class BatchAccordion(Accordion):
 
 
 def signal_values(history: Sequence[PastEpoch], rule: Detector, layer: int) -> Values:
-    """A detector's statistic in all past epochs, of a layer or the whole model; read only.
+    """Return a detector's statistic in all past epochs, of a layer or the whole model, one value
+    per epoch; the list must not be changed.
 
     The whole model's norm is the root of the sum of squares over the compressed layers.
     """
@@ -220,7 +221,8 @@ def _scale_values(value: float | None, statistic: Statistic, past: PastEpoch) ->
 
 
 class OnlineState(NamedTuple):
-    """An online detector's own state, its last verdict, and how many verdicts were critical."""
+    """Holds an online detector's own state, its last verdict, and how many verdicts were
+    critical."""
 
     state: Any
     verdict: Verdict
@@ -228,7 +230,8 @@ class OnlineState(NamedTuple):
 
 
 def online_state(history: Sequence[PastEpoch], rule: Online, layer: int) -> OnlineState:
-    """An online detector after all past epochs, for a layer or the whole model."""
+    """Return the state of an online detector after all past epochs, for a layer or the whole
+    model."""
     values = signal_values(history := as_history(history), rule, layer)
 
     def extend(online: OnlineState, epochs: Sequence[PastEpoch]) -> OnlineState:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LevelCost:
-    """What one step sends at a level.
+    """Holds what one step sends at a level.
 
     Attributes:
         floats: of each compressed layer, by the paper's count.
@@ -54,13 +54,13 @@ class PastEpoch:
     costs: Costs = field(default_factory=dict)
 
     def value(self, statistic: str, layer: int) -> float | None:
-        """A layer's value; None where it is undefined or not measured."""
+        """Return a layer's value; None if it is undefined or was not measured."""
         values = self.statistics.get(statistic, [])
         return values[layer] if layer < len(values) else None
 
 
 def level_costs(per_step: Mapping[str, Mapping[str, Any]], compressed: Sequence[int]) -> Costs:
-    """The costs in a record's header, of the compressed layers."""
+    """Read the costs in a record's header, of the compressed layers."""
     return {
         name: LevelCost([cost["layers"][i] for i in compressed], cost["bytes"])
         for name, cost in per_step.items()
@@ -69,8 +69,8 @@ def level_costs(per_step: Mapping[str, Mapping[str, Any]], compressed: Sequence[
 
 
 class History(list[PastEpoch]):
-    """Past epochs in order, append-only, with a cache of what policies compute from them: the cost
-    of a decision does not grow with the run."""
+    """Holds past epochs in order, append-only, with a cache of what policies compute from them: the
+    cost of a decision does not grow with the run."""
 
     def __init__(self, epochs: Sequence[PastEpoch] = ()) -> None:
         super().__init__(epochs)
@@ -79,8 +79,8 @@ class History(list[PastEpoch]):
     def accumulate(
         self, key: Hashable, start: Callable[[], T], extend: Callable[[T, Sequence[PastEpoch]], T]
     ) -> T:
-        """A state over all past epochs: ``extend(extend(start(), first epochs), next epochs)``.
-        Each call with a key reads only the epochs added since the last.
+        """Compute a state over all past epochs: ``extend(extend(start(), first epochs), next
+        epochs)``. Each call with a key reads only the epochs added since the last.
 
         Args:
             key: of this computation; a bound method is that of its own object alone, which the
@@ -96,17 +96,18 @@ class History(list[PastEpoch]):
 
 
 def as_history(epochs: Sequence[PastEpoch]) -> History:
-    """The epochs as a ``History``: themselves, or a copy of a list."""
+    """Return the epochs as a ``History``: themselves, or a copy of a list."""
     return epochs if isinstance(epochs, History) else History(epochs)
 
 
 def highest_rate(epochs: Sequence[PastEpoch]) -> float:
-    """The highest learning rate so far, that of the next epoch included; without an epoch -inf."""
-    return as_history(epochs).accumulate(highest_rate, lambda: -math.inf, _highest)
-
-
-def _highest(peak: float, epochs: Sequence[PastEpoch]) -> float:
-    return max(peak, *(rate for past in epochs for rate in (past.lr, past.next_lr)))
+    """Return the highest learning rate so far, with that of the next epoch; without an epoch
+    -inf."""
+    return as_history(epochs).accumulate(
+        highest_rate,
+        lambda: -math.inf,
+        lambda peak, more: max(peak, *(rate for x in more for rate in (x.lr, x.next_lr))),
+    )
 
 
 class Reader:
@@ -121,7 +122,7 @@ class Reader:
         self._last: Row = {}
 
     def history(self, rows: Sequence[Row], read: Callable[[Row], PastEpoch]) -> History:
-        """``read`` of all rows; the function must be the same at each call."""
+        """Return ``read`` of all rows; the function must be the same at each call."""
         past, count = self._past, self._count
         continues = len(past) == count <= len(rows)
         if not continues or (count and rows[count - 1] is not self._last):
@@ -136,12 +137,12 @@ class Reader:
 def read_history(
     rows: Sequence[Row], compressed: Sequence[int], signal: str, costs: Costs | None = None
 ) -> History:
-    """A record's epoch rows as past epochs of the compressed layers."""
+    """Read a record's epoch rows as past epochs of the compressed layers."""
     return History([past_epoch(row, compressed, signal, costs or {}) for row in rows])
 
 
 def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -> PastEpoch:
-    """A row as a past epoch of the compressed layers."""
+    """Read a row as a past epoch of the compressed layers."""
     statistics = {
         name: [values[i] for i in compressed] for name, values in row["statistics"].items()
     }
@@ -155,12 +156,12 @@ def past_epoch(row: Row, compressed: Sequence[int], signal: str, costs: Costs) -
 def whole_history(
     rows: Sequence[Row], signal: str, table: Literal["batch", "sync"] = "batch"
 ) -> History:
-    """A record's epoch rows as past epochs with the whole model as the only layer."""
+    """Read a record's epoch rows as past epochs with the whole model as the only layer."""
     return History([whole_epoch(row, signal, table) for row in rows])
 
 
 def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastEpoch:
-    """A row as a past epoch with the whole model as the only layer.
+    """Read a row as a past epoch with the whole model as the only layer.
 
     Norms are of all parameters (paper, section 4.2: "looks at the gradient of whole model"); other
     statistics are the model's, "train_loss" included.
@@ -179,7 +180,8 @@ def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastE
 
 
 def root_of_squares(norms: Sequence[float | None]) -> float | None:
-    """The norm of the whole from the norms of its parts; None without parts, or if one is None."""
+    """Compute the norm of the whole from the norms of its parts; None without parts, or if one is
+    None."""
     known = [value for value in norms if value is not None]
     return math.hypot(*known) if norms and len(known) == len(norms) else None
 

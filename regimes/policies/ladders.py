@@ -18,7 +18,7 @@ from regimes.policies.history import PastEpoch, highest_rate
 
 @dataclass(frozen=True)
 class Rungs(Bounded):
-    """Base of ladders.
+    """Is the base of ladders.
 
     Attributes:
         levels: Names of levels, from the highest compression to the lowest.
@@ -38,7 +38,8 @@ class Rungs(Bounded):
         return tuple(reversed(self.levels))
 
     def rung(self, level: str) -> int:
-        """Position of a level; 0, the highest compression, for a level not on the ladder."""
+        """Return the position of a level; 0, the highest compression, for a level not on the
+        ladder."""
         return self.levels.index(level) if level in self.levels else 0
 
 

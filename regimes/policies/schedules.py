@@ -130,8 +130,8 @@ class Smith(FollowsDecays):
 
 
 def period_of(level: str, words: Mapping[str, int]) -> int:
-    """The steps of a level: a name in ``words``, which is ``sync_levels``, or a number; ConfigError
-    for neither.
+    """Return the steps of a level: a name in ``words``, which is ``sync_levels``, or a number.
+    Raise ConfigError for anything else.
 
     >>> period_of("high", {"low": 1, "high": 32}), period_of("8", {})
     (32, 8)
@@ -145,7 +145,7 @@ def period_of(level: str, words: Mapping[str, int]) -> int:
 
 
 def in_words(table: Mapping[str, Any], words: Mapping[str, int]) -> str:
-    """When workers synchronise, from a configuration's ``sync_policy`` and ``sync_levels``.
+    """Say when workers synchronise, from a configuration's ``sync_policy`` and ``sync_levels``.
 
     >>> in_words({"name": "static", "level": "8"}, {}), in_words({"name": "qsr"}, {})
     ('every 8 steps', 'by qsr')
@@ -187,7 +187,7 @@ class PostLocal(FollowsDecays):
 
 
 class Periods(Bounded):
-    """Base of rules that compute a period instead of choosing among names.
+    """Is the base of rules that compute a period instead of choosing among names.
 
     Attributes:
         reads_loss: decides by the mean training loss of a unit, ``PastEpoch.model["train_loss"]``,

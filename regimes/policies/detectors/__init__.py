@@ -34,5 +34,6 @@ REGISTRY = Registry(
 
 
 def make_detector(table: Mapping[str, Any], where: str | None = None) -> Detector:
-    """The detector that a configuration table names, or ConfigError at ``where``."""
+    """Make the detector that a configuration table names; raise ConfigError at ``where`` if it
+    names none."""
     return REGISTRY.make(table, where)

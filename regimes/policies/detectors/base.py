@@ -35,7 +35,7 @@ class Verdict:
     threshold: float | None = None
 
     def why(self, rule: str) -> dict[str, Any]:
-        """The reason of a decision, for the record. There the score is called "ratio", as in
+        """Return the reason of a decision, for the record. There the score is called "ratio", as in
         records of all earlier versions."""
         numbers = {"old": self.old, "new": self.new, "ratio": self.score}
         return {"rule": rule, **numbers, "threshold": self.threshold}
@@ -43,36 +43,39 @@ class Verdict:
 
 @runtime_checkable
 class Detector(Protocol):
-    """Values of epochs 0..e in, the verdict on epoch e + 1 out; without values, on epoch 0."""
+    """Reads the values of epochs 0 to e and gives the verdict on epoch e + 1; without values, on
+    epoch 0."""
 
     @property
     def statistic(self) -> str | None:
-        """E.g. "norm", "eigenvalue", or "norm*lr", the norm times the epoch's learning rate;
-        None: it reads the number of epochs alone."""
+        """Return what the detector reads, such as "norm", "eigenvalue", or "norm*lr", which is the
+        norm times the epoch's learning rate; None if it reads the number of epochs alone."""
         ...
 
     @property
     def per_layer(self) -> bool:
-        """One verdict per layer from the layer's values, or one from the whole model's?"""
+        """Return whether there is one verdict per layer, from the layer's values, or one from the
+        whole model's."""
         ...
 
     def __call__(self, values: Values) -> Verdict: ...
 
 
 class Online(ABC):
-    """Base of detectors that read each value once, so that a verdict costs the same at every epoch.
-    The state is never changed in place; ``__call__`` applies `update` to every value in turn."""
+    """Is the base of detectors that read each value once, so that a verdict costs the same at every
+    epoch. The state is never changed in place; ``__call__`` applies `update` to every value in
+    turn."""
 
     statistic: str
     per_layer: bool
 
     @abstractmethod
     def begin(self) -> tuple[Any, Verdict]:
-        """The state, and the verdict on epoch 0, before any value."""
+        """Return the state and the verdict on epoch 0, before any value."""
 
     @abstractmethod
     def update(self, state: Any, value: float | None) -> tuple[Any, Verdict]:
-        """State and verdict after one more value."""
+        """Return the state and the verdict after one more value."""
 
     def __call__(self, values: Values) -> Verdict:
         state, verdict = self.begin()
@@ -82,6 +85,6 @@ class Online(ABC):
 
 
 def latest_measured(values: Values, last: int) -> int | None:
-    """The newest measured epoch that is not after ``last``; None if there is none."""
+    """Return the newest measured epoch that is not after ``last``; None if there is none."""
     epochs = range(min(last, len(values) - 1), -1, -1)
     return next((epoch for epoch in epochs if values[epoch] is not None), None)

@@ -75,7 +75,7 @@ class RandomWindows(Bounded):
 
     @cached_property
     def chosen(self) -> frozenset[int]:
-        """The epochs inside the windows: ``round(share * epochs)`` of them."""
+        """Return the epochs inside the windows: ``round(share * epochs)`` of them."""
         total = round(self.share * self.epochs)
         count = min(self.count, total)
         lengths = [total // count + (i < total % count) for i in range(count)]
@@ -89,7 +89,7 @@ class RandomWindows(Bounded):
 def place_windows(
     lengths: Sequence[int], epochs: int, draw: random.Random
 ) -> list[tuple[int, int]]:
-    """Windows ``[first, stop)`` of these lengths, in any order, drawn evenly from all ways to place
+    """Draw windows ``[first, stop)`` of these lengths, in any order, evenly from all ways to place
     them without overlap."""
     lengths, count, free = list(lengths), len(lengths), epochs - sum(lengths)
     draw.shuffle(lengths)

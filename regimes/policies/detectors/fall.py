@@ -12,9 +12,9 @@ from regimes.policies.detectors.base import Online, Verdict
 
 @dataclass(frozen=True)
 class RelativeFall(Bounded, Online):
-    """Critical when the gradient's mean-to-standard-deviation ratio (MSDR) has fallen by a set
-    share since the last reference: ``1 - new / reference >= fall`` (AdaQS: Guo et al. 2020; the
-    paper's Figure 7).
+    """Marks an epoch as critical when the gradient's mean-to-standard-deviation ratio (MSDR) has
+    fallen by a set share since the last reference: ``1 - new / reference >= fall`` (AdaQS: Guo et
+    al. 2020; the paper's Figure 7).
 
     The first measurement is the first reference; each fall makes the new value the reference. The
     state is that reference.

@@ -76,7 +76,8 @@ def with_statistics(
     names: Iterable[str],
     samples: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Tables of instruments that measure these statistics as well; what is set in them stays.
+    """Extend tables of instruments so that they measure these statistics as well; what is set in
+    them stays.
 
     Args:
         samples: of the training set, where it is known: a small one gets smaller probes.
@@ -107,8 +108,8 @@ def with_statistics(
 def lacking_statistics(
     instruments: Mapping[str, Mapping[str, Any]], names: Iterable[str]
 ) -> list[str]:
-    """The statistics that a run with these tables of instruments does not record. The norm that its
-    signal names ("norm") is always recorded.
+    """Return the statistics that a run with these tables of instruments does not record. The norm
+    that its signal names ("norm") is always recorded.
 
     >>> lacking_statistics({"curvature": {}}, ["norm", "eigenvalue", "eigenvalue:batch"])
     ['eigenvalue:batch']
@@ -134,7 +135,7 @@ def _has(given: Mapping[str, Any], field: str, wanted: Any) -> bool:
 
 
 def measuring_options(*names: str) -> str:
-    """The options of `regimes run` and `ablate` that measure statistics.
+    """Write the options of `regimes run` and `ablate` that measure statistics.
 
     >>> print(measuring_options("eigenvalue", "eigenvalue:batch"))
     --set 'instruments.curvature.modes=["eval","batch-statistics"]'
@@ -162,7 +163,7 @@ def measuring_options(*names: str) -> str:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A parsed name.
+    """Holds the parsed name of a statistic.
 
     Attributes:
         name: as in records and policies, without ``*lr``.
@@ -174,7 +175,7 @@ class Statistic:
 
     @classmethod
     def parse(cls, text: str) -> Statistic:
-        """``"norm*lr"`` -> the norm, times the rate.
+        """Parse a name; ``"norm*lr"`` is the norm, times the rate.
 
         >>> Statistic.parse("eigenvalue:batch*lr")
         Statistic(name='eigenvalue:batch', times_lr=True)
@@ -189,12 +190,13 @@ class Statistic:
 
     @property
     def is_norm(self) -> bool:
-        """Is it a norm? Its value for the model is computed from the values of the layers."""
+        """Return whether the statistic is a norm. A norm's value for the model is computed from the
+        values of the layers."""
         return self.family == "norm"
 
     @property
     def instrument(self) -> str:
-        """The instrument that measures it; ConfigError if none does."""
+        """Return the instrument that measures the statistic; raise ConfigError if none does."""
         if self.family not in INSTRUMENT:
             raise ConfigError(
                 f"no instrument measures the statistic {self.name!r}: "
@@ -204,5 +206,5 @@ class Statistic:
 
 
 def norm_of(signal: str) -> str:
-    """The name in the record of the norm that a run's ``signal`` names."""
+    """Return the name, in the record, of the norm that a run's ``signal`` names."""
     return f"norm:{signal}"

@@ -29,7 +29,7 @@ FARTHEST = 5  # the largest lead or lag that is tried, in epochs
 
 @dataclass(frozen=True)
 class Comparison:
-    """Detectors compared over one run or several.
+    """Holds how detectors compare over one run or several.
 
     Attributes:
         detectors: per detector: share of epochs (and layers) critical, floats, their ratio to
@@ -55,7 +55,10 @@ def compare_rules(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     """
     recorded = past_epochs(record)
     frames = {name: replay_over(recorded, record, rule) for name, rule in rules.items()}
-    calls = {name: _count_calls(frame, rules[name]) for name, frame in frames.items()}
+    calls: dict[str, Calls] = {}
+    for name, frame in frames.items():
+        table = _by_epoch(frame)
+        calls[name] = table if per_layer(as_policy(rules[name])) else table[:, 0]
     notes: list[str] = []
     rows = [_row(record, name, rules[name], frame, notes) for name, frame in frames.items()]
     pairs = [(a, b, *_agreement(calls[a], calls[b])) for a, b in combinations(rules, 2)]
@@ -64,11 +67,6 @@ def compare_rules(record: Record, rules: Mapping[str, Rule]) -> Comparison:
     epochs = pd.concat(shares, names=["detector"]).reset_index()
     pairs_frame = pd.DataFrame(pairs, columns=columns)
     return Comparison(pd.DataFrame(rows), pairs_frame, epochs, tuple(dict.fromkeys(notes)))
-
-
-def _count_calls(frame: pd.DataFrame, rule: Rule) -> Calls:
-    table = _by_epoch(frame)
-    return table if per_layer(as_policy(rule)) else table[:, 0]
 
 
 def _by_epoch(frame: pd.DataFrame) -> np.ndarray:
@@ -91,7 +89,7 @@ def _agreement(a: Calls, b: Calls) -> tuple[str, float, float, float, float]:
 
 
 def find_lag(a: Calls, b: Calls) -> tuple[float, float]:
-    """By how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
+    """Find by how many epochs ``b`` follows ``a`` (negative: leads it), and the agreement there.
 
     The shift s of at most `FARTHEST` epochs, and at most a quarter of the run, that maximises
     the Jaccard index of ``a[e]`` with ``b[e + s]`` over the epochs that both have. Of equally good

@@ -44,7 +44,7 @@ PAIR_COLUMNS = {"Jaccard": ("jaccard", 2, 1), "kappa": ("kappa", 2, 1), "lag": (
 
 
 def read_runs(places: Iterable[str | Path]) -> list[Record]:
-    """The runs in or under several folders or archives; a folder named twice is read once.
+    """Read the runs in or under several folders or archives; a folder named twice is read once.
 
     Raises:
         RecordError: a folder without a run, or a run that two of the folders hold.
@@ -56,8 +56,8 @@ def read_runs(places: Iterable[str | Path]) -> list[Record]:
 
 
 def bench_detectors(runs: Sequence[Record], texts: Sequence[str] = ()) -> Comparison:
-    """Replay detectors over every run; the frames gain the columns schedule and seed, the
-    detectors' frame also interval, with where it comes from.
+    """Replay detectors over every run and compare them. The frames gain the columns schedule and
+    seed, the detectors' frame also interval, with where it comes from.
 
     Args:
         texts: see `parse_rule`; default ``defaults(runs)``.
@@ -90,15 +90,15 @@ def _interval_text(text: str, chosen: Rule, run: Record) -> str:
 
 
 def describe_intervals(result: Comparison, schedule: str) -> str:
-    """ "; interval 3 (of the run's policy)", for a title; empty without an interval."""
+    """Return "; interval 3 (of the run's policy)", for a title; empty without an interval."""
     mine = result.detectors[result.detectors["schedule"] == schedule]
     texts = [text for text in dict.fromkeys(mine["interval"]) if text]
     return f"; interval {', '.join(texts)}" if texts else ""
 
 
 def over_seeds(frame: pd.DataFrame, part: str) -> pd.DataFrame:
-    """Per schedule and detector (or pair): n and, per number, mean and 95 % t interval (of three
-    seeds or more).
+    """Compute, per schedule and detector (or pair), n and for each number the mean and the 95 % t
+    interval (of three seeds or more).
 
     A detector's number is undefined (nan) if one seed lacks it; a pair's leaves such seeds out, and
     ``NUMBER_n`` is the count of the others.
@@ -124,7 +124,7 @@ def _cell(row: Any, name: str, digits: int = 2, times: float = 1) -> str:
 
 
 def format_tables(result: Comparison) -> list[Table]:
-    """Two tables per schedule, legible at 80 columns; no second one for a single detector."""
+    """Make two tables per schedule, legible at 80 columns; no second one for a single detector."""
     result_tables = []
     pairs = over_seeds(result.pairs, "pairs").to_dict("records")
     for schedule, rows in over_seeds(result.detectors, "detectors").groupby("schedule", sort=False):
@@ -161,25 +161,22 @@ EXPLAINED = (
 def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comparison:
     """Print the tables; with ``out`` also write detectors.csv, pairs.csv and epochs.csv."""
     result, console = bench_detectors(read_runs(places), texts), new_console(highlight=False)
-    paths = _write_numbers(result, out) if out else []  # first: the pipe may be closed
+    paths = []
+    if out:  # before the tables: the pipe may be closed
+        frames = {
+            "detectors": over_seeds(result.detectors, "detectors"),
+            "pairs": over_seeds(result.pairs, "pairs"),
+            "epochs": result.epochs,
+        }
+        paths = [out / f"{name}.csv" for name in frames]
+        for path, frame in zip(paths, frames.values(), strict=True):
+            write_table(path, frame)
     for table in format_tables(result):
         console.print(table.drawn(word=WORD, padding=(0, 1, 0, 0)), "")
     console.print(EXPLAINED, *result.notes[:1], sep="\n", style="dim", markup=False)
     if paths:
         console.print(*map(str, paths), sep="\n")
     return result
-
-
-def _write_numbers(result: Comparison, out: Path) -> list[Path]:
-    """The numbers in full precision: over seeds, and per run and epoch."""
-    frames = {
-        "detectors": over_seeds(result.detectors, "detectors"),
-        "pairs": over_seeds(result.pairs, "pairs"),
-        "epochs": result.epochs,
-    }
-    for name, frame in frames.items():
-        write_table(out / f"{name}.csv", frame)
-    return [out / f"{name}.csv" for name in frames]
 
 
 # -- detectors as text -----------------------------------------------------------------------
@@ -199,7 +196,8 @@ BASELINES = ("first-share", "random-windows")
 
 
 def parse_rule(text: str) -> dict[str, Any]:
-    """``NAME`` or ``NAME:key=value,key=value`` as a configuration table; values are read as TOML.
+    """Parse ``NAME`` or ``NAME:key=value,key=value`` to a configuration table; values are read as
+    TOML.
 
     Raises:
         ConfigError: an unknown name, or a part that is no key=value.
@@ -217,7 +215,7 @@ def parse_rule(text: str) -> dict[str, Any]:
 
 
 def make_rule(text: str, record: Record) -> Rule:
-    """The detector or policy that a text names, for one run, whatever else is read beside it.
+    """Make the detector or policy that a text names, for one run, whatever else is read beside it.
 
     Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
     trained epochs (a budget may have ended it) of baselines; their share is the share of the first
@@ -242,8 +240,8 @@ def make_rule(text: str, record: Record) -> Rule:
 
 
 def interval_of(record: Record) -> tuple[int, str]:
-    """The interval of detectors of a run, in units, and where it comes from: the run's policy; else
-    ten (the paper's), at most an eighth of the run."""
+    """Return the interval of detectors of a run, in units, and where it comes from: the run's
+    policy; else ten (the paper's), at most an eighth of the run."""
     own = record.config["policy"].get("interval")
     if type(own) is int and own >= 1:  # a user's policy may mean another thing
         return own, "of the run's policy"
@@ -262,7 +260,7 @@ def _signals_of(record: Record) -> Iterator[str]:
 
 
 def default_rules(runs: Sequence[Record]) -> list[str]:
-    """Every detector with a signal that all runs recorded, and two baselines of equal length.
+    """Name every detector with a signal that all runs recorded, and two baselines of equal length.
 
     Raises:
         RecordError: there is none.
@@ -290,7 +288,7 @@ def _apart(signals: Mapping[Path, list[str]]) -> list[tuple[Path, list[str]]]:
 
 
 def short_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Short names: without the fields in which all detectors of that name agree."""
+    """Shorten detectors' texts: leave out the fields in which all detectors of that name agree."""
     tables = {text: parse_rule(text) for text in dict.fromkeys(texts)}
     short = {}
     for text, table in tables.items():

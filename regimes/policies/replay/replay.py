@@ -30,17 +30,18 @@ TRAINING = ("seconds_compute", "seconds_compress", "seconds_communicate")
 
 
 def as_policy(rule: Rule) -> Policy:
-    """A detector as the policy with low compression where it is critical, high elsewhere."""
+    """Turn a detector into the policy with low compression where it is critical, and high
+    elsewhere; return a policy as it is."""
     return Detected(rule) if isinstance(rule, Detector) else rule
 
 
 def per_layer(policy: Policy) -> bool:
-    """Does it decide layer by layer? A policy that reads nothing does not."""
+    """Return whether a policy decides layer by layer. A policy that reads nothing does not."""
     return policy.rule.per_layer if isinstance(policy, Detected) else bool(policy.needs)
 
 
 def past_epochs(record: Record) -> History:
-    """The record as a policy sees it; RecordError if the run has no complete epoch."""
+    """Read the record as a policy sees it; raise RecordError if the run has no complete epoch."""
     compressed = [i for i, layer in enumerate(record.header["layers"]) if layer["compressed"]]
     if not record.rows:
         raise RecordError(f"{record.folder} has no complete epoch to replay over")
@@ -49,7 +50,7 @@ def past_epochs(record: Record) -> History:
 
 
 def replay_rule(record: Record, rule: Rule) -> pd.DataFrame:
-    """What a policy or detector would have decided in each epoch of a run.
+    """Compute what a policy or detector would have decided in each epoch of a run.
 
     Args:
         rule: a detector stands for the policy ``Detected(rule)`` without a decay rule.
@@ -66,7 +67,8 @@ def replay_rule(record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
-    """`replay_rule` over the past epochs of the record, which several rules can share."""
+    """Do what ``replay_rule`` does, over the past epochs of the record, which several rules can
+    share."""
     policy = as_policy(rule)
     layers = [layer["name"] for layer in record.header["layers"] if layer["compressed"]]
     if not layers:
@@ -76,7 +78,8 @@ def replay_over(recorded: History, record: Record, rule: Rule) -> pd.DataFrame:
 
 
 def replay_batch(record: Record, rule: Rule) -> pd.DataFrame:
-    """``replay_rule`` for a batch policy: with the whole model as its only layer, "batch"."""
+    """Do what ``replay_rule`` does for a batch policy: with the whole model as its only layer,
+    "batch"."""
     past_epochs(record)  # raises unless there are some
     recorded = whole_history(record.rows, record.config["signal"])
     return _decisions(as_policy(rule), recorded, ["batch"])
@@ -103,7 +106,7 @@ def _decisions(policy: Policy, recorded: History, layers: Sequence[str]) -> pd.D
 
 
 def has_statistics(record: Record, rule: Rule, recorded: History | None = None) -> bool:
-    """Does the record have the statistics that a rule reads?
+    """Return whether the record has the statistics that a rule reads.
 
     Args:
         recorded: its ``past_epochs``, where they are known.
@@ -139,9 +142,9 @@ def _check_measured(record: Record, policy: Policy, past: History) -> None:
 
 
 def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
-    """Floats (the paper's count) that one worker would have sent at other levels, in as many
-    exchanges: one in each step, or in each round of local steps. A run that begins uncompressed
-    (``start_compressing_after``) still does.
+    """Compute the floats (the paper's count) that one worker would have sent at other levels, in as
+    many exchanges: one in each step, or in each round of local steps. A run that begins
+    uncompressed (``start_compressing_after``) still does.
 
     Args:
         levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
@@ -150,8 +153,14 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
         RecordError: a level's cost is in neither the header nor the run's own epochs, such as
             that of a level which the run does not have.
     """
-    costs, total = _header_costs(record), 0.0
-    dense = dict.fromkeys((layer["name"] for layer in record.header["layers"]), DENSE)
+    names = [layer["name"] for layer in record.header["layers"]]
+    costs = {  # those in the header; the oldest headers have none
+        (name, level): floats
+        for level, cost in record.header["per_step"].items()
+        for name, floats in zip(names, cost.get("layers", ()), strict=False)
+    }
+    total = 0.0
+    dense = dict.fromkeys(names, DENSE)
     rows = {row["epoch"]: row for row in record.rows}
     by_epoch: dict[int, dict[str, str]] = {}
     for epoch, layer, level in zip(*(levels[x].tolist() for x in DECIDED), strict=True):
@@ -192,16 +201,6 @@ def _exchange_floats(
     return total
 
 
-def _header_costs(record: Record) -> Costs:
-    """The costs in the header; the oldest headers have none."""
-    names = [layer["name"] for layer in record.header["layers"]]
-    return {
-        (name, level): floats
-        for level, cost in record.header["per_step"].items()
-        for name, floats in zip(names, cost.get("layers", ()), strict=False)
-    }
-
-
 def _row_costs(record: Record) -> Costs:
     """The costs of the levels that the run used, from units that began no step uncompressed."""
     names, known = [layer["name"] for layer in record.header["layers"]], Costs()
@@ -216,7 +215,8 @@ def _row_costs(record: Record) -> Costs:
 
 
 def signal_cost(record: Record, rule: Rule) -> tuple[float, float]:
-    """Seconds per epoch to measure what a rule reads, and their share of the training time.
+    """Return the seconds per epoch to measure what a rule reads, and their share of the training
+    time.
 
     Training time is compute, compression and communication. An instrument counts in full,
     also if it measures other statistics in the same pass. (nan, nan): the record lacks its seconds.

@@ -104,8 +104,8 @@ class Reducer:
         extra: Float[Tensor, "rows ..."] | None = None,
         marks: Float[Tensor, "1 marks"] | None = None,
     ) -> dict[int, Tensor]:
-        """All rounds of one bucket; its updates by layer, and the mean of ``extra`` where
-        ``NO_LAYER`` is among them, and at ``MARKS`` that of ``marks``.
+        """Exchange one bucket in all its rounds; return its updates by layer, the mean of ``extra``
+        at ``NO_LAYER`` if the bucket has it, and at ``MARKS`` the mean of ``marks``.
 
         Args:
             extra: numbers of each worker, such as its losses.

@@ -16,7 +16,7 @@ from regimes.base import capabilities
 from regimes.base.capabilities import Mode
 from regimes.base.config import Signal
 from regimes.base.console.units import format_quantity
-from regimes.base.errors import unexpected_value
+from regimes.base.errors import ConfigError, unexpected_value
 from regimes.compression.scatter import QuantisedScatter
 from regimes.hook.ddp.hook import Hook
 from regimes.hook.ddp.nodes import GivenNodes
@@ -302,7 +302,11 @@ def attach_shards(
     modes = [capabilities.SHARDED_COLLECTIVES]
     source: FSDPModules
     if compressor is not None:
-        arguments.refuse_scatter(scatter, compressor)
+        if scatter is not None:
+            raise ConfigError(
+                f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
+                "quantises the parts of their owners: leave one of them out"
+            )
         source = FSDPParameters(model, mesh, arguments.choose_gather(gather))
         modes.append(capabilities.WHOLE_GRADIENTS)
     else:

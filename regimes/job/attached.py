@@ -64,9 +64,9 @@ class AttachedJob(Job):
         has_record: process 0 writes the units of this job to a record, which has been opened.
         branched: units that another configuration has trained; the last one may not have ended yet.
             None: this job is no branch.
-        set: the level that the script has set, see ``job.set_level``; None: the policy decides.
-        set_before: the same for the unit under way, where the script has set another level or none
-            within it.
+        manual_level: what the script has set, see ``job.set_level``; None: the policy decides.
+        earlier_level: the same for the unit under way, where the script has set another level or
+            none within it.
         spent: seconds of the units that were trained since it was made, by name.
         summarizes: process 0 prints a summary as it ends.
     """
@@ -84,8 +84,8 @@ class AttachedJob(Job):
         self.schedule, self.claims = schedule, Claims.of_world(world)
         self._seen: list[Row] = []  # see ``_policy_history``
         self.past_traffic = Traffic(0, 0)
-        self.set: dict[str, Any] | None = None
-        self.set_before: dict[str, Any] | None = None
+        self.manual_level: dict[str, Any] | None = None
+        self.earlier_level: dict[str, Any] | None = None
         self.spent: Counter[str] = Counter()
         self.recorder: JobRecorder | None = None
         self.relay: JobRecorder | None = None
@@ -143,9 +143,9 @@ class AttachedJob(Job):
         """
         begun, unit = self._in_unit(), len(self.rows)
         entry = set_entry(level, why, self._level_names(), unit + begun)
-        if begun and self.set is not None and self.set["unit"] <= unit:
-            self.set_before = self.set
-        self.set = entry
+        if begun and self.manual_level is not None and self.manual_level["unit"] <= unit:
+            self.earlier_level = self.manual_level
+        self.manual_level = entry
         if not begun:
             self._decide_next()
 
@@ -181,7 +181,10 @@ class AttachedJob(Job):
 
     def _plan_unit(self) -> UnitPlan:
         """What the policies decide for the unit ``len(rows)``, or the script has set."""
-        plan, entry = self.decide_unit(self._policy_history()), self.set_before or self.set
+        plan, entry = (
+            self.decide_unit(self._policy_history()),
+            self.earlier_level or self.manual_level,
+        )
         compressed = self.controller.compressed
         return replace(plan, levels=apply_set_level(entry, len(self.rows), plan.levels, compressed))
 
@@ -406,7 +409,7 @@ class AttachedJob(Job):
         columns = unit_columns(*place, rates, size, readings, groups)
         row = cast("Row", columns | {"logged": {}} | more | sent)
         self.rows.append(row)
-        self.set_before = None
+        self.earlier_level = None
         self.spent.update(seconds)
         self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
@@ -533,8 +536,8 @@ class AttachedJob(Job):
             **({"rows": self.rows} if whole else saved_units(self.rows, self.recorder, elsewhere)),
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
-            **({} if self.set is None else {"set": dict(self.set)}),
-            **({} if self.set_before is None else {"set_before": dict(self.set_before)}),
+            **({} if self.manual_level is None else {"set": dict(self.manual_level)}),
+            **({} if self.earlier_level is None else {"set_before": dict(self.earlier_level)}),
         }
 
     def _own_state(self) -> dict[str, Any]:
@@ -553,7 +556,7 @@ class AttachedJob(Job):
         sums |= {name: [t.to(device) for t in tensors] for name, tensors in own["sums"].items()}
         self.rows, self._seen = state["rows"], []
         self.past_traffic = Traffic(*own["traffic"])
-        self.set, self.set_before = state.get("set"), state.get("set_before")
+        self.manual_level, self.earlier_level = state.get("set"), state.get("set_before")
         self.world.meter.load_state_dict(own["meter"])
         self.schedule.load_state_dict(state["pace"])
         if self.recorder is not None:

@@ -106,8 +106,16 @@ class AppliedSteps:
                 it; it was cleared if all others were.
         """
         others = [i for i in layers if i != first_layer]
-        gone = {i: self._count_missing(i) for i in others}
-        written = {i: changed for i in others if (changed := self._find_overwritten(i))}
+        gone, written = dict[int, int](), dict[int, list[Tensor]]()
+        for i in others:
+            grads = [p.grad for p in self.parameters[i]]
+            # those that are None, or have no number here
+            gone[i] = sum(g is None or not own_part(g).numel() for g in grads)
+            # those that were replaced or written to, as far as they are here
+            marked = zip(grads, self._marks[i], strict=True)
+            changed = [g for g, mark in marked if g is not None and _read_version(g) != mark]
+            if parts := [own_part(g) for g in changed if own_part(g).numel()]:
+                written[i] = parts
         flat = [tensor for tensors in written.values() for tensor in tensors]
         sizes = iter(torch.stack(foreach_norm(flat, torch.inf)).tolist() if flat else ())
         zeros = {i: sum(not next(sizes) for _ in tensors) for i, tensors in written.items()}
@@ -115,17 +123,6 @@ class AppliedSteps:
         if others and len(found) == len(others):
             return set(layers)
         return {i for i in found if i in zeros or any(p.grad is None for p in self.parameters[i])}
-
-    def _count_missing(self, layer: int) -> int:
-        """How many gradients are None, or have no number here."""
-        grads = [p.grad for p in self.parameters[layer]]
-        return sum(g is None or not own_part(g).numel() for g in grads)
-
-    def _find_overwritten(self, layer: int) -> list[Tensor]:
-        """The gradients that were replaced or written to, as far as they are here."""
-        pairs = zip(self.parameters[layer], self._marks[layer], strict=True)
-        grads = [p.grad for p, mark in pairs if _read_version(p.grad) != mark]
-        return [own_part(g) for g in grads if g is not None and own_part(g).numel()]
 
     def has_moved(self, layers: Collection[int]) -> bool:
         """Return whether anything has written to a parameter of these layers since

@@ -15,15 +15,6 @@ from regimes.compression.scatter import QuantisedScatter, WeightGather, WithinRe
 from regimes.job.choices import plain_number
 
 
-def refuse_scatter(table: Any, compressor: Any) -> None:
-    """Raise ConfigError if ``scatter`` is passed beside a compressor."""
-    if table is not None:
-        raise ConfigError(
-            f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
-            "quantises the parts of their owners: leave one of them out"
-        )
-
-
 def choose_scatter(given: Any, policy: Any) -> Compressor:
     """Make the compressor, with its level or levels, of the argument ``scatter`` of
     ``attach_shards``.

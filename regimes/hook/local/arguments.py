@@ -98,7 +98,15 @@ def choose_local(
     require(good, "periods", words, 'numbers of steps by name, like {"low": 1, "high": 32}')
     words = {name: int(steps) for name, steps in words.items()}
     exchange = _choose_exchange(compressor, level_policy, measured)
-    rule, after = _choose_rule(policy, words), _choose_outer(outer)
+    rule: Policy
+    if isinstance(policy, int) and not isinstance(policy, bool):
+        require(1 <= policy <= LONGEST, "policy", policy, "a period from 1 step up, or a policy")
+        rule = Static(str(policy))
+    else:
+        expected = "a period in steps, or a policy's name, table or object"
+        rule = choices.pick_policy(policy, expected)
+        check_levels(rule, words, "sync_policy")
+    after = _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
     return LocalChoice(rule, words, after, exchange, every, level_policy is not None)
 
@@ -223,15 +231,6 @@ def _bare_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if not found:
         raise ConfigError("the model has no parameter to train: there is nothing to synchronise")
     return found
-
-
-def _choose_rule(given: Any, periods: dict[str, int]) -> Policy:
-    if isinstance(given, int) and not isinstance(given, bool):
-        require(1 <= given <= LONGEST, "policy", given, "a period from 1 step up, or a policy")
-        return Static(str(given))
-    rule = choices.pick_policy(given, "a period in steps, or a policy's name, table or object")
-    check_levels(rule, periods, "sync_policy")
-    return rule
 
 
 def _choose_outer(given: Any) -> OuterConfig:

@@ -201,7 +201,7 @@ class LocalSteps(AttachedJob):
             self.sync.wait_for_sent()  # its thread uses the communicator until then
             place: dict[str, Any] = {"units": len(self.rows), "steps": self.total}
             place |= {"period": self.next_period}
-            place |= {} if self.set is None else {"level": self.levels.names}
+            place |= {} if self.manual_level is None else {"level": self.levels.names}
             self.world.check_agreement(
                 self._seen_weights, state=place, lr=self.schedule.all_rates()
             )

@@ -125,8 +125,7 @@ class GradientSource(ModelAdapter, Protocol):
         ...
 
     def note_unused(self, shares: Mapping[int, float]) -> None:
-        """Take these means, by layer, at the end of the step. Raise ConfigError unless all
-        processes have used the same layers, if the source asks for that."""
+        """Take the means of these marks over all processes, by layer, at the end of the step."""
         ...
 
     def unwritten_layers(self) -> set[int]:
@@ -190,10 +189,10 @@ class HookSteps(UnitSteps, Exchange):
     # -- in the thread of backward, called by the source -------------------------------------
 
     def on_backward_start(self, first_layer: int | None = None) -> None:
-        """Undo the last step if it was not applied, because a backward pass has begun. Every
-        ``.grad`` is still as the script has left it, except in layer ``first_layer``. DDP's source
-        calls this in every pass, also under ``no_sync``, and several times; the others once, in a
-        pass that exchanges."""
+        """Settle the last step as a backward pass begins: undo it in layers where it was not
+        applied, else let it count. Every ``.grad`` is still as the script has left it, except in
+        layer ``first_layer``. DDP's source calls this in every pass, also under ``no_sync``, and
+        several times; the others once, in a pass that exchanges."""
         if self._last is not None:
             self.undo_cleared(first_layer)
             self.commit_step()  # from here on .grad may be the sum of several passes

@@ -90,9 +90,10 @@ class PlanSearch(RecordSearch[Probe]):
         if self.seconds is None:
             self.seconds = float(trained.steps or 0) * first[DENSE].seconds
         self.methods = {method.label: method for method in priced.keep_faster(every, first)}
-        least = FEWEST * min(first[name].seconds for name in self.methods)
-        enough = f"{least:.3g} or more, in which the fastest method has {FEWEST} steps"
-        require(self.seconds >= least, "seconds", self.seconds, enough)
+        step = min(first[name].seconds for name in self.methods)
+        enough = f"{FEWEST * step:.3g} or more: a step of the fastest method takes {step:.3g} s, "
+        enough += f"and a training has {FEWEST} or more"
+        require(self.seconds >= FEWEST * step, "seconds", self.seconds, enough)
         log = self.run_rounds(budget, show)
         ended = [probe for probe in log.ended if log.results[probe] is not None]
         if not ended:

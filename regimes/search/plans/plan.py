@@ -103,7 +103,8 @@ def plan(
     require(
         read_launch().count == 1, "plan", "under a launcher", "one process, which starts the runs"
     )
-    require((link is None) != (links is None), "link, links", (link, links), "one of the two")
+    one = "one of the two, e.g. link 100Mbit/s,50us"
+    require((link is None) != (links is None), "link, links", (link, links), one)
     compute = None if step is None else parse_seconds(step, "step")
     span = None if seconds is None else parse_seconds(seconds, "seconds", ENDLESS)
     budget = SearchBudget(10.0 if minutes is None and runs is None else minutes, runs)

@@ -224,7 +224,7 @@ class Plan:
         """Why the advice is none, or not sure; ends where the advice begins."""
         if self.decided:
             return ""
-        if self._times > TOO_FAR and self.more is not None:
+        if self._too_short:
             far = f"the training is {self._times:,.0f} times as long as the short runs"
             return f"Too short for advice: {far}; {self._next()}. What was seen says at best: "
         if self.known.untried:
@@ -239,6 +239,11 @@ class Plan:
     def _times(self) -> float:
         """How many times as long as its short runs the training by the best method is."""
         return self.known.horizon(self.best) / max(self.known.lengths(self.best), default=1)
+
+    @property
+    def _too_short(self) -> bool:
+        """Is the training so much longer that nothing is advised, and would more be trained?"""
+        return not self.decided and self._times > TOO_FAR and self.more is not None
 
     def _next(self) -> str:
         """What would train more."""
@@ -270,7 +275,7 @@ class Plan:
     def _notes(self) -> Iterator[str]:
         """How far the training is from what was measured, and what the budget had no time for."""
         known, dense = self.known, self.known.dense
-        if self._times > FAR and self.best != dense:
+        if self._times > FAR and self.best != dense and not self._too_short:
             yours = self.rate(self.best) == self.config.optimizer.lr
             rate = "and the rate is that of your configuration"
             rate = rate if yours else "of which the rate is: the best one may have moved"
@@ -284,8 +289,8 @@ class Plan:
         configured = known.prices[dense].seconds * steps
         if steps and not 1 / FAR < configured / known.seconds < FAR:
             how = "stretched" if configured < known.seconds else "cut"
-            length = format_time(configured)
-            yield f"Your schedule of {steps:,} steps takes dense {length} and is {how}"
+            length, span = format_time(configured), format_time(known.seconds)
+            yield f"Your schedule of {steps:,} steps takes dense {length} and is {how} to {span}"
         if self.left_out:
             yield f"Not faster than dense on this link: {'; '.join(self.left_out)}"
         if self.more is not None and self.budget is not None and self.budget.minutes is not None:

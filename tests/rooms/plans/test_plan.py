@@ -224,6 +224,7 @@ def test_what_was_trained_for_a_small_part_of_its_length_gives_no_advice(
     assert "times as long as the short runs; the same call with 12 minutes trains more" in (
         plan.sentence()
     )
+    assert plan.sentence().count("times as long as the short runs") == 1
 
 
 def test_what_would_train_more_is_said(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""What jobs do beside plain training where FSDP2's own collectives are compressed: a step that does
-not count leaves no trace; other numbers of processes keep the mean of what is owed."""
+"""What jobs do beside plain training where FSDP2's gradients are compressed, by its own collectives
+or by compressors of whole gradients: a step that does not count leaves no trace, a job in two parts
+is the one in one, other numbers of processes keep the mean of what is owed."""
 
 from __future__ import annotations
 
@@ -13,23 +14,25 @@ from ddp_scripts.fsdp import Case
 from torch import Tensor
 
 FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
-HELD = [
+LEVELS = {"levels": {"low": 8, "high": 4}}
+RANKS = {"compressor": "powersgd", "levels": {"low": 4, "high": 1}}
+OWING = [
     Case(FEEDBACK | {"residual_bits": 8}),
-    Case({"level": 8}, side=True),  # at random
+    Case(exchange={"compressor": "powersgd", "level": 1}, side=True),
 ]
+AT_RANDOM = [Case({"level": 8}, side=True)]
 KINDS = ["nothing", "a pass whose gradients are cleared", "an overflow"]
 
 
 @pytest.mark.parametrize(
-    "places", [[0], pytest.param([1], marks=pytest.mark.slow)], ids=["feedback", "at random"]
+    "cases", [OWING, pytest.param(AT_RANDOM, marks=pytest.mark.slow)], ids=["owing", "at random"]
 )
-def test_a_pass_that_is_not_applied_leaves_no_trace(places: list[int]) -> None:
+def test_a_pass_that_is_not_applied_leaves_no_trace(cases: list[Case]) -> None:
     """One that is not finite counts, as skipped: the steps of a unit include it."""
-    cases = [HELD[i] for i in places]
     for mine in group.run(fsdp_jobs.uncounted, 2, 2, cases, KINDS):
         for i in range(len(cases)):
             plain, *others = mine[i * len(KINDS) : (i + 1) * len(KINDS)]
-            assert bool(plain["residuals"]) == (places[i] < 1)
+            assert bool(plain["residuals"]) == (cases is OWING)
             for other, kind in zip(others, KINDS[1:], strict=True):
                 for key in ("weights", "residuals"):
                     assert plain[key].keys() == other[key].keys()
@@ -45,12 +48,37 @@ def test_a_pass_that_is_not_applied_leaves_no_trace(places: list[int]) -> None:
                     assert [row["layers"]["level"] for row in other["rows"]] == levels
 
 
+def test_a_job_in_two_parts_has_the_same_bits(tmp_path: Path) -> None:
+    """It is cut off within a unit, and goes on from a checkpoint of torch or from files."""
+    drawn = LEVELS | {"block": 16}
+    fed = drawn | {"stochastic": False, "error_feedback": True}
+    options: dict[str, Any] = {"policy": fsdp.RULE, "side": True}
+    jobs = [
+        (Case(drawn, {"level": 8}, adamw=True, **options), False),
+        (Case(fed, {"level": 8}, **options), True),
+        (Case(None, {"level": 8}, adamw=True, exchange=RANKS, **options), False),
+        (Case(None, {"level": 8}, exchange=RANKS, **options), True),
+    ]
+    works = [
+        (fsdp.three_parts, 2, case, str(tmp_path / str(i)), files)
+        for i, (case, files) in enumerate(jobs)
+    ]
+    for job, answers in zip(jobs, group.run_in_turn(2, *works), strict=True):
+        for through, _, resumed in answers:
+            for name, tensor in through["weights"].items():
+                assert torch.equal(resumed["weights"][name], tensor), (job, name)
+            for row, other in zip(through["rows"], resumed["rows"], strict=True):
+                for key in ("layers", "statistics", "unit", "lr"):
+                    assert row[key] == other[key], job
+
+
 # -- other numbers of processes --------------------------------------------------------------------
 
-WITH_LEVELS = {key: value for key, value in FEEDBACK.items() if key != "level"}
+WITH_LEVELS = {key: value for key, value in FEEDBACK.items() if key != "level"} | LEVELS
 MOVED = [
-    Case(WITH_LEVELS | {"levels": {"low": 8, "high": 4}}, policy=fsdp.RULE, divide=True, side=True),
+    Case(WITH_LEVELS, policy=fsdp.RULE, divide=True, side=True),
     Case(FEEDBACK | {"residual_bits": 16}, divide=True, side=True),
+    Case(exchange=RANKS, policy=fsdp.RULE, divide=True, side=True),
 ]
 # the sum over samples, divided by one number on any number of processes
 SUMMED = Case(FEEDBACK, divide=True, side=True, factor=3.0)
@@ -65,6 +93,8 @@ def shapes_of(case: Case) -> dict[str, list[torch.Size]]:
 
 def whole(case: Case, parts: list[Tensor], name: str) -> Tensor:
     """Whole numbers of a layer, from each owner's."""
+    if case.exchange is not None:
+        return torch.cat(parts)
     rows = [part.flatten().double().tolist() for part in parts]
     tensors = fsdp.joined(rows, shapes_of(case)[name], len(parts))
     return torch.cat([tensor.flatten() for tensor in tensors])
@@ -75,7 +105,8 @@ def mean_owed(case: Case, results: list[dict[str, Any]]) -> dict[str, Tensor]:
     found = {}
     for name in results[0]["residuals"]:
         own = [mine["residuals"][name] for mine in results]
-        own = [whole(case, list(x), name) for x in own]
+        if case.exchange is None:
+            own = [whole(case, list(x), name) for x in own]
         found[name] = torch.stack([x.flatten().double() for x in own]).mean(0)
     return found
 
@@ -90,29 +121,25 @@ SLOW = pytest.mark.slow
         pytest.param(4, 2, MOVED, marks=SLOW),
         pytest.param(4, 8, MOVED, marks=SLOW),
     ],
-    ids=["2-3", "4-2-4", "4-8-4"],
+    ids=["2-3-2", "4-2-4", "4-8-4"],
 )
 def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(
     one: int, other: int, cases: list[Case], tmp_path: Path
 ) -> None:
     """They are cut off within a unit."""
-    folder, end = str(tmp_path), fsdp.STEPS
-    returns = other != 3
-    first = [(0, 3, "", "3")]
-    second = [(3, 5, "3", "5")] if returns else [(3, end, "3", "")]
-    third = [(5, end, "5", "")] if returns else []
-    begun = group.run(fsdp_jobs.regrouped, one, one, cases, folder, first)
-    moved = group.run(fsdp_jobs.regrouped, other, other, cases, folder, second)
-    again = group.run(fsdp_jobs.regrouped, one, one, cases, folder, third) if returns else []
-    pairs = [(begun, 0, moved, 0), *([(moved, 0, again, 0)] if returns else [])]
+    spans = [(0, 3, "", "3")], [(3, 5, "3", "5")], [(5, fsdp.STEPS, "5", "")]
+    begun, moved, again = (
+        group.run(fsdp_jobs.regrouped, ranks, ranks, cases, str(tmp_path), span)
+        for ranks, span in zip((one, other, one), spans, strict=True)
+    )
     for i, case in enumerate(cases):
-        for before, x, after, y in pairs:
-            ends, begins = [m[x][i]["end"] for m in before], [m[y][i]["begin"] for m in after]
+        for before, after in ((begun, moved), (moved, again)):
+            ends, begins = [m[0][i]["end"] for m in before], [m[0][i]["begin"] for m in after]
             owed, owes = mean_owed(case, ends), mean_owed(case, begins)
             assert owed.keys() == owes.keys() != set()
             for name, tensor in owed.items():
                 held = max(float(m["residuals"][name].abs().max()) for m in begins)
-                share = 2.0**-8 if case.scatter.get("residual_bits") == 16 else 1e-14
+                share = 2.0**-8 if (case.scatter or {}).get("residual_bits") == 16 else 1e-14
                 assert torch.allclose(owes[name], tensor, rtol=0, atol=share * held)
                 assert held > 1e-5
             for name in ends[0]["sums"]:

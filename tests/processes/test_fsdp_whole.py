@@ -4,12 +4,11 @@ simulated workers of known gradients."""
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ddp_scripts import fsdp, fsdp_jobs, fsdp_whole, group
+from ddp_scripts import fsdp, fsdp_whole, group
 from ddp_scripts.fsdp import Case
 from torch import Tensor
 
@@ -85,60 +84,6 @@ def test_it_is_the_job_of_ddp(ranks: int, place: int) -> None:
             for kind, values in theirs["statistics"].items():
                 expected = {name: x if x is None else x * scale for name, x in values.items()}
                 assert mine["statistics"][kind] == pytest.approx(expected, rel=1e-9), kind
-
-
-# -- steps that do not count, states ---------------------------------------------------------------
-
-
-def test_a_pass_that_is_not_applied_leaves_no_trace() -> None:
-    """A pass whose gradients are cleared, and one that is not finite."""
-    case = Case(exchange={"compressor": "powersgd", "level": 1}, side=True)
-    kinds = ["nothing", "a pass whose gradients are cleared", "an overflow"]
-    for plain, *others in group.run(fsdp_jobs.uncounted, 2, 2, [case], kinds):
-        for other, skipped in zip(others, (0, 2), strict=True):
-            for key in ("weights", "residuals"):
-                assert plain[key].keys() == other[key].keys() != set()
-                for name, tensor in plain[key].items():
-                    assert torch.equal(tensor, other[key][name]), (skipped, key, name)
-            assert plain["memories"] == other["memories"]
-            assert other["counts"][2] == plain["counts"][2] + skipped
-            assert sum(row["skipped"] for row in other["rows"]) == skipped
-
-
-@pytest.mark.parametrize("files", [False, True], ids=["checkpoint", "files"])
-def test_a_job_in_two_parts_has_the_same_bits(tmp_path: Path, files: bool) -> None:
-    case = Case(None, {"level": 8}, fsdp.RULE, side=True, adamw=not files, exchange=RANKS)
-    for through, _, resumed in group.run(fsdp.three_parts, 2, 2, case, str(tmp_path), files):
-        for name, tensor in through["weights"].items():
-            assert torch.equal(resumed["weights"][name], tensor), name
-        for row, other in zip(through["rows"], resumed["rows"], strict=True):
-            for key in ("layers", "statistics", "unit", "lr"):
-                assert row[key] == other[key]
-
-
-def test_another_number_of_processes_keeps_the_mean_of_what_is_owed(tmp_path: Path) -> None:
-    """It is cut off within a unit."""
-    case = Case(exchange=RANKS, policy=fsdp.RULE, divide=True, side=True)
-    folder = str(tmp_path)
-    first, second, third = ([(0, 3, "", "3")], [(3, 5, "3", "5")], [(5, fsdp.STEPS, "5", "")])
-    begun = group.run(fsdp_jobs.regrouped, 2, 2, [case], folder, first)
-    moved = group.run(fsdp_jobs.regrouped, 3, 3, [case], folder, second)
-    again = group.run(fsdp_jobs.regrouped, 2, 2, [case], folder, third)
-    for before, after in ((begun, moved), (moved, again)):
-        ends, begins = [x[0][0]["end"] for x in before], [x[0][0]["begin"] for x in after]
-        for name in ends[0]["residuals"]:
-            was, now = (
-                torch.stack([x["residuals"][name] for x in y]).mean(0) for y in (ends, begins)
-            )
-            assert torch.allclose(now, was, rtol=0, atol=1e-14)
-        owed = [x for one in begins for x in one["residuals"].values()]
-        assert max(float(x.abs().max()) for x in owed) > 1e-5
-        assert {x["total"] for x in begins} == {ends[0]["total"]}
-        for name, of_first in ends[0]["sums"].items():
-            sums = [torch.cat([x["sums"][name] for x in y]) for y in (ends, begins)]
-            shared = min(map(len, sums))
-            assert torch.equal(sums[0][:shared], sums[1][:shared])
-            assert len(of_first) > 0
 
 
 # -- gradients that are known ----------------------------------------------------------------------

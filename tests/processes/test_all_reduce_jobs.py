@@ -3,7 +3,6 @@ of the same movements)."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from ddp_scripts import group
 from leveled import leveled
@@ -86,9 +85,11 @@ def simulated(turn: int, period: int) -> Tensor:
     return weight
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-@pytest.mark.parametrize(("job", "period"), [(hooked, 1), (local, PERIOD)])
-def test_a_job_is_the_simulation(job: object, period: int, turn: int) -> None:
-    first, second = group.run(job, 2, turn)  # type: ignore[arg-type]
-    assert torch.equal(first, second)
-    torch.testing.assert_close(first, simulated(turn, period), rtol=1e-9, atol=1e-9)
+def test_a_job_is_the_simulation() -> None:
+    ways = [
+        (job, period, turn) for job, period in ((hooked, 1), (local, PERIOD)) for turn in (0, 1)
+    ]
+    answers = group.run_in_turn(2, *((job, turn) for job, _, turn in ways))
+    for (_, period, turn), (first, second) in zip(ways, answers, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, simulated(turn, period), rtol=1e-9, atol=1e-9)

@@ -4,6 +4,7 @@ does about gradients that are not finite; what it says when something is wrong."
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,43 +61,57 @@ SLOW = {  # mixtures of two that are tested alone
     "grad inside the bucket and kept",
     "accumulation inside the bucket",
     "unused at times, in the bucket",
-    "unused, .grad kept",
     "unused, kept in the bucket",
     "static graph, never used",
 }
 
 
-def close(mine: Any, theirs: Any, tolerance: float) -> None:
+def close(mine: Any, theirs: Any, tolerance: float, case: str = "") -> None:
     """Dictionaries of tensors (or None) are equal, relative to each tensor's largest entry."""
     assert mine.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        assert (mine[name] is None) == (tensor is None), name
+        assert (mine[name] is None) == (tensor is None), (case, name)
         if tensor is not None:
             scale = tensor.abs().max().clamp_min(1e-30)
-            assert ((mine[name] - tensor).abs().max() / scale) <= tolerance, name
+            assert ((mine[name] - tensor).abs().max() / scale) <= tolerance, (case, name)
 
 
 # -- equivalence: a simulation ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
-)
-def test_the_hook_equals_the_simulation(name: str) -> None:
-    case = CASES[name]
-    results = group.run(cases.trained, case.workers, case)
+def equals_the_simulation(names: Iterable[str]) -> None:
+    """In one group of processes for each number of workers."""
+    for count in (2, 3):
+        chosen = {name: CASES[name] for name in names if CASES[name].workers == count}
+        if not chosen:
+            continue
+        answers = group.run_in_turn(count, *((cases.trained, case) for case in chosen.values()))
+        for (name, case), results in zip(chosen.items(), answers, strict=True):
+            compare(name, case, results)
+
+
+def compare(name: str, case: Case, results: list[dict[str, Any]]) -> None:
     oracle = cases.simulated(case)
     for rank, result in enumerate(results):
-        close(result["weights"], oracle["weights"], 1e-11)
+        close(result["weights"], oracle["weights"], 1e-11, name)
         owed = {k: v if v is None else v[rank : rank + 1] for k, v in oracle["residuals"].items()}
-        close(result["residuals"], owed, 1e-9)
-        assert result["levels"] == oracle["levels"]
+        close(result["residuals"], owed, 1e-9, name)
+        assert result["levels"] == oracle["levels"], name
         for row, theirs in zip(result["rows"], oracle["rows"], strict=True):
             norms = (r["statistics"]["norm:update"] for r in (row, theirs))
-            assert next(norms) == pytest.approx(next(norms), rel=1e-10)
+            assert next(norms) == pytest.approx(next(norms), rel=1e-10), name
     assert len({str(x) for x in oracle["levels"]}) > 1  # the policy has changed levels
     if case.ddp:
-        assert len(results[0]["buckets"]) > 2 * cases.EPOCHS * cases.STEPS
+        assert len(results[0]["buckets"]) > 2 * cases.EPOCHS * cases.STEPS, name
+
+
+def test_the_hook_equals_the_simulation() -> None:
+    equals_the_simulation(CASES.keys() - SLOW)
+
+
+@pytest.mark.slow
+def test_mixtures_equal_the_simulation() -> None:
+    equals_the_simulation(SLOW)
 
 
 @given(st.permutations([2, 3, 4]), st.permutations([0, 1, 2]))
@@ -135,62 +150,68 @@ def test_hook_trainer_and_simulation_are_the_same(
     assert {x for row in hooked["levels"] for x in row} == {"low", "high", "dense"}
 
 
-@pytest.mark.parametrize("signal", ["update", "global", "local-mean", "worker0"])
-def test_signals_are_those_of_the_trainer(signal: str, tmp_path: Path) -> None:
-    config = smoke("device=cpu", "workers=2", f"signal={signal}", epochs=2)
-    regimes.run(config, tmp_path / "run")
-    name = f"norm:{signal}"
-    rows = group.run(jobs.smoke, 2, config)[1]["rows"]
-    for row, theirs in zip(rows, read_lines(tmp_path / "run" / "epochs.jsonl"), strict=True):
-        assert row["statistics"][name] == pytest.approx(theirs["statistics"][name], rel=1e-11)
-
-
-@pytest.mark.parametrize("policy", ["adaqs", "error-ladder"])
-def test_statistics_other_than_the_norm(policy: str, tmp_path: Path) -> None:
-    ladder = (f"policy={policy}", 'policy.levels=["high", "low"]')
-    config = smoke("device=cpu", "workers=2", *ladder, epochs=2)
-    regimes.run(config, tmp_path / "run")
-    rows = group.run(jobs.smoke, 2, config)[0]["rows"]
-    for row, theirs in zip(rows, read_lines(tmp_path / "run" / "epochs.jsonl"), strict=True):
-        assert row["model"].keys() >= {"msdr"} or row["model"].keys() >= {"error:low"}
-        for name, value in row["model"].items():
-            assert value == pytest.approx(theirs["model"][name], rel=1e-9)
+def test_statistics_are_those_of_the_trainer(tmp_path: Path) -> None:
+    """The norm of each signal, and what policies read of the model."""
+    ladder = 'policy.levels=["high", "low"]'
+    policies = ("policy=adaqs", ladder), ("policy=error-ladder", ladder)
+    signals = [(f"signal={name}",) for name in ("update", "global", "local-mean", "worker0")]
+    configs = {
+        words: smoke("device=cpu", "workers=2", *words, epochs=2) for words in (*signals, *policies)
+    }
+    answers = group.run_in_turn(2, *((jobs.smoke, config) for config in configs.values()))
+    known = set()
+    for (words, config), answer in zip(configs.items(), answers, strict=True):
+        folder = tmp_path / words[0]
+        regimes.run(config, folder)
+        for row, theirs in zip(answer[1]["rows"], read_lines(folder / "epochs.jsonl"), strict=True):
+            name = f"norm:{config.signal}"
+            if words in signals:
+                expected = pytest.approx(theirs["statistics"][name], rel=1e-11)
+                assert row["statistics"][name] == expected, words
+            expected = {
+                name: pytest.approx(theirs["model"][name], rel=1e-9) for name in row["model"]
+            }
+            assert row["model"] == expected, words
+            known |= {*row["model"]}
+    assert known >= {"msdr", "error:low"}
 
 
 # -- conservation: what is reported is what is sent ------------------------------------------
 
 
-@pytest.mark.parametrize("find_unused", [False, True])
-@pytest.mark.parametrize(
-    ("compressor", "levels", "names", "rounds"),
-    [
-        (
-            "powersgd",
-            (("one", 1), ("four", 4), ("two", 2)),
-            ("one", "four", "dense", "two"),
-            (2, 2, 1, 2),
-        ),
-        ("topk", (("some", 10), ("most", 90)), ("some", "dense", "most"), (2, 1, 2)),
-        ("sign", (("bit", 1),), ("bit", "dense"), (2, 1)),
-    ],
-    ids=["powersgd", "topk", "sign"],
-)
-def test_bytes_at_the_collective_are_the_bytes_reported(
-    compressor: str, levels: Any, names: Any, rounds: Any, find_unused: bool
-) -> None:
-    ddp = {**SMALL, "find_unused_parameters": find_unused}
-    case = Case(ddp=ddp, compressor=compressor, levels=levels)
-    for steps in group.run(jobs.traffic, 2, case, names):
-        for i, step in enumerate(steps):
-            # One float64 for each bucket with a compressed layer: is the gradient finite? Of
-            # PowerSGD's what is sent anyway shows it.
-            most = 0 if compressor == "powersgd" else 8 * step["buckets"]
-            assert step["bytes"] == step["seen"], i
-            assert step["bytes"] - step["formula"] in range(min(8, most), most + 1, 8), i
-            assert step["floats"] == step["formula_floats"], i
-            assert step["calls"] <= _most_calls(compressor, rounds[i // 3]) * step["buckets"]
-        assert len({step["bytes"] for step in steps[-2:]}) == 1
-        assert steps[-1]["buckets"] > 2
+SENT: dict[str, tuple[Any, tuple[str, ...], tuple[int, ...]]] = {
+    "powersgd": (
+        (("one", 1), ("four", 4), ("two", 2)),
+        ("one", "four", "dense", "two"),
+        (2, 2, 1, 2),
+    ),
+    "topk": ((("some", 10), ("most", 90)), ("some", "dense", "most"), (2, 1, 2)),
+    "sign": ((("bit", 1),), ("bit", "dense"), (2, 1)),
+}
+
+
+def test_bytes_at_the_collective_are_the_bytes_reported() -> None:
+    ways = [(compressor, unused) for compressor in SENT for unused in (False, True)]
+    works = []
+    for compressor, unused in ways:
+        levels, names, _ = SENT[compressor]
+        ddp = {**SMALL, "find_unused_parameters": unused}
+        works.append((jobs.traffic, Case(ddp=ddp, compressor=compressor, levels=levels), names))
+    for way, answers in zip(ways, group.run_in_turn(2, *works), strict=True):
+        compressor, rounds = way[0], SENT[way[0]][2]
+        for steps in answers:
+            for i, step in enumerate(steps):
+                # One float64 for each bucket with a compressed layer: is the gradient finite? Of
+                # PowerSGD's what is sent anyway shows it.
+                most = 0 if compressor == "powersgd" else 8 * step["buckets"]
+                assert step["bytes"] == step["seen"], (way, i)
+                extra = step["bytes"] - step["formula"]
+                assert extra in range(min(8, most), most + 1, 8), (way, i)
+                assert step["floats"] == step["formula_floats"], (way, i)
+                calls = _most_calls(compressor, rounds[i // 3]) * step["buckets"]
+                assert step["calls"] <= calls, (way, i)
+            assert len({step["bytes"] for step in steps[-2:]}) == 1
+            assert steps[-1]["buckets"] > 2
 
 
 def _most_calls(compressor: str, rounds: int) -> int:
@@ -198,13 +219,12 @@ def _most_calls(compressor: str, rounds: int) -> int:
     return rounds if compressor == "powersgd" or rounds == 1 else rounds + 1
 
 
-@pytest.mark.parametrize(
-    "name", ["buckets, rebuilt after the first step", "unused at times", "TopK"]
-)
-def test_collectives_are_issued_in_one_order(name: str) -> None:
-    orders = group.run(jobs.order, 3, CASES[name])
-    assert orders[0] == orders[1] == orders[2]
-    assert len(orders[0]) > 6 * 2 * 2
+def test_collectives_are_issued_in_one_order() -> None:
+    names = "buckets, rebuilt after the first step", "unused at times", "TopK"
+    works = ((jobs.order, CASES[name]) for name in names)
+    for name, orders in zip(names, group.run_in_turn(3, *works), strict=True):
+        assert orders[0] == orders[1] == orders[2], name
+        assert len(orders[0]) > 6 * 2 * 2, name
 
 
 def test_reduction_goes_on_during_backward() -> None:
@@ -214,34 +234,37 @@ def test_reduction_goes_on_during_backward() -> None:
 # -- gradients that are not finite -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("poison", [math.inf, math.nan])
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(ddp={**SMALL, **VIEW}),
-        Case(ddp=SMALL, **TOPK),
-        Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
-        Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
-        Case(ddp=SMALL, compressor=jobs.Counting()),
-    ],
-    ids=["powersgd", "topk", "randomk", "acp-sgd", "a user's"],
-)
-def test_a_skipped_step_leaves_no_trace(case: Case, poison: float) -> None:
+SKIPPING = [
+    Case(ddp={**SMALL, **VIEW}),
+    Case(ddp=SMALL, **TOPK),
+    Case(ddp=SMALL, compressor="randomk", levels=(("low", 50), ("high", 10))),
+    Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
+    Case(ddp=SMALL, compressor=jobs.Counting()),
+]
+POISONED = [
+    (poison, True, told, False) for poison in (math.inf, math.nan) for told in (True, False)
+]
+
+
+def test_a_skipped_step_leaves_no_trace() -> None:
     """As if the step had not been there: scales are powers of two, so bit for bit, and whether
     ``attach`` is told of the scaler or not."""
-    told, found, clean = group.run_in_turn(
-        2,
-        (jobs.scaled, case, poison, True, True, False),
-        (jobs.scaled, case, poison, True, False, False),
-        (jobs.scaled, case, None, False, False, True),
+    ways = [(None, False, False, True), *POISONED]
+    answers = iter(
+        group.run_in_turn(2, *((jobs.scaled, c, *way) for c in SKIPPING for way in ways))
     )
-    for result, theirs in zip([*told, *found], [*clean, *clean], strict=True):
-        assert max(result["scales"]) > result["scales"][0] == 4.0  # the scale has grown,
-        assert result["scales"][jobs.BAD] < result["scales"][jobs.BAD - 1]  # and was cut
-        assert result["skipped"] == [0, 1, 0]
-        assert result["statistics"] == theirs["statistics"]
-        for name, tensor in theirs["weights"].items():
-            assert torch.equal(result["weights"][name], tensor), name
+    for case in SKIPPING:
+        clean = next(answers)
+        for way, results in zip(POISONED, answers, strict=False):
+            for result, theirs in zip(results, clean, strict=True):
+                where = case.compressor, way
+                assert max(result["scales"]) > result["scales"][0] == 4.0  # the scale has grown,
+                assert result["scales"][jobs.BAD] < result["scales"][jobs.BAD - 1]  # and was cut
+                assert result["skipped"] == [0, 1, 0], where
+                assert result["statistics"] == theirs["statistics"], where
+                for name, tensor in theirs["weights"].items():
+                    assert torch.equal(result["weights"][name], tensor), (*where, name)
+    assert next(answers, None) is None
 
 
 def test_an_epoch_of_skipped_steps_has_no_statistics() -> None:
@@ -254,20 +277,20 @@ def test_an_epoch_of_skipped_steps_has_no_statistics() -> None:
 # -- state -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [3, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
-@pytest.mark.parametrize(
-    "case", [Case(ddp=SMALL), Case(ddp={**SMALL, **VIEW}, **TOPK)], ids=["powersgd", "topk"]
-)
-def test_resumed_is_uninterrupted(case: Case, stop: int) -> None:
-    results = group.run(jobs.resumed, 2, case, stop)
-    for result in results:
-        whole, resumed = result["whole"], result["resumed"]
-        assert resumed["rows"] == whole["rows"]
-        assert resumed["levels"] == whole["levels"]
-        assert resumed["traffic"] == whole["traffic"]
-        for name, tensor in whole["weights"].items():
-            assert torch.equal(resumed["weights"][name], tensor), name
-    assert results[0]["residual"] != results[1]["residual"]  # each process owes something else
+@pytest.mark.parametrize("stops", [(3, 6), pytest.param((1, 5), marks=pytest.mark.slow)], ids=str)
+def test_resumed_is_uninterrupted(stops: tuple[int, ...]) -> None:
+    ways = [(c, n) for c in (Case(ddp=SMALL), Case(ddp={**SMALL, **VIEW}, **TOPK)) for n in stops]
+    for way, results in zip(
+        ways, group.run_in_turn(2, *((jobs.resumed, *way) for way in ways)), strict=True
+    ):
+        for result in results:
+            whole, resumed = result["whole"], result["resumed"]
+            for key in ("rows", "levels", "traffic"):
+                assert resumed[key] == whole[key], (way, key)
+            for name, tensor in whole["weights"].items():
+                assert torch.equal(resumed["weights"][name], tensor), (way, name)
+        owed = [result["residual"] for result in results]
+        assert owed[0] != owed[1]  # each process owes something else
 
 
 def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
@@ -319,18 +342,18 @@ def test_bad_input_gets_one_sentence() -> None:
         assert "\n" not in heard[name], name
 
 
-@pytest.mark.parametrize(
-    ("what", "word"),
-    [
-        ("levels", "process 1 has levels.low = 3, process 0 has levels.low = 2"),
-        ("static graph", "process 1 has lr.0 = 0.1, process 0 has lr.0 = 0.05"),
-        ("state", "load_state_dict()"),
-    ],
-)
-def test_processes_that_differ_are_reported(what: str, word: str) -> None:
+DIFFERENT = {
+    "levels": "process 1 has levels.low = 3, process 0 has levels.low = 2",
+    "static graph": "process 1 has lr.0 = 0.1, process 0 has lr.0 = 0.05",
+    "state": "load_state_dict()",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_processes_that_differ_are_reported(what: str) -> None:
     for heard in group.run(jobs.disagreement, 2, what):
         assert heard.startswith("ConfigError: process ")
-        assert word in heard
+        assert DIFFERENT[what] in heard
 
 
 def test_a_lost_process_ends_the_others() -> None:

@@ -85,12 +85,6 @@ def test_killed_and_started_again_it_ends_the_same(
     same_end(undisturbed[0], tmp_path)
 
 
-@pytest.mark.slow  # test_ddp_state and test_ddp hear the same of smaller jobs
-def test_another_number_of_processes_is_refused(undisturbed: tuple[Path, str]) -> None:
-    for heard in group.run(jobs.stock, 2, words(undisturbed[0]), None):
-        assert re.match(r"ConfigError: .*saved by process \d of 4, this is process \d of 2", heard)
-
-
 @pytest.mark.slow
 def test_torchrun_restarts_a_killed_worker(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     """The same script under torchrun's elastic agent: nobody starts it again by hand."""

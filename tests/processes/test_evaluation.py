@@ -84,15 +84,16 @@ def _smaller(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("regimes.data.language.MAX_LOGITS", 2**16)  # 16 windows
 
 
-@pytest.mark.parametrize("name", CASES)
 def test_each_number_of_processes_gives_the_bits_of_a_plain_loop(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, model, plain = case(name, 50)
     _smaller(monkeypatch)
-    expected = plain()
-    assert made.evaluate(model, CPU, torch.float32) == expected
-    assert group.run(evaluated, 2, name) == [list(expected)] * 2
+    answers = group.run_in_turn(2, *((evaluated, name) for name in CASES))
+    for name, found in zip(CASES, answers, strict=True):
+        made, model, plain = case(name, 50)
+        expected = plain()
+        assert made.evaluate(model, CPU, torch.float32) == expected, name
+        assert found == [list(expected)] * 2, name
 
 
 def test_sums_are_taken_in_the_order_of_the_batches() -> None:

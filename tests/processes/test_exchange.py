@@ -141,23 +141,28 @@ def both(rank: int, case: Case) -> list[dict[str, Any]]:
     return [steps(case, ProcessWorld(WORKERS, torch.device("cpu")), mb) for mb in (BUCKET, 25.0)]
 
 
+SLOW = [name for name in CASES if "micro" in name]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if "micro" in n else n for n in CASES]
+    "names",
+    [[name for name in CASES if name not in SLOW], pytest.param(SLOW, marks=pytest.mark.slow)],
+    ids=["whole batches", "micro-batches"],
 )
-def test_during_backward_equals_after_it_and_the_simulation(name: str) -> None:
-    case, (answer, other) = CASES[name], group.run(both, 2, CASES[name])
-    during, after = answer
-    expected = steps(case, World(WORKERS), BUCKET)
-    assert torch.equal(during["results"], other[0]["results"])
-    assert torch.equal(during["results"], after["results"])  # two processes: a + b = b + a
-    torch.testing.assert_close(during["results"], expected["results"], rtol=1e-9, atol=1e-13)
-    torch.testing.assert_close(during["losses"], expected["losses"], rtol=1e-6, atol=0)  # float32
-    assert during["bytes"] == after["bytes"] == expected["bytes"]
-    assert during["calls"] == expected["calls"]  # the simulation counts the same collectives
-    assert during["overlaps"] == (case.clip is None)
-    assert not after["overlaps"]
-    assert (during["calls"] > after["calls"]) == during["overlaps"]
-    assert during["threads"] == after["threads"]  # the thread has ended
+def test_during_backward_equals_after_it_and_the_simulation(names: list[str]) -> None:
+    answers = group.run_in_turn(2, *((both, CASES[name]) for name in names))
+    for name, ((during, after), other) in zip(names, answers, strict=True):
+        expected = steps(CASES[name], World(WORKERS), BUCKET)
+        assert torch.equal(during["results"], other[0]["results"]), name
+        assert torch.equal(during["results"], after["results"]), name  # two: a + b = b + a
+        torch.testing.assert_close(during["results"], expected["results"], rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(during["losses"], expected["losses"], rtol=1e-6, atol=0)
+        assert during["bytes"] == after["bytes"] == expected["bytes"], name
+        assert during["calls"] == expected["calls"]  # the simulation counts the same collectives
+        assert during["overlaps"] == (CASES[name].clip is None)
+        assert not after["overlaps"]
+        assert (during["calls"] > after["calls"]) == during["overlaps"], name
+        assert during["threads"] == after["threads"]  # the thread has ended
 
 
 def test_buckets_by_hand() -> None:
@@ -274,6 +279,7 @@ def poisoned(rank: int, layer: str) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("layer", ["first.weight", "last.bias"])
-def test_a_poisoned_gradient_in_any_bucket_is_heard_of_everywhere(layer: str) -> None:
-    assert [loss == loss for loss in group.run(poisoned, 2, layer)] == [False, False]
+def test_a_poisoned_gradient_in_any_bucket_is_heard_of_everywhere() -> None:
+    works = ((poisoned, layer) for layer in ("first.weight", "last.bias"))
+    for losses in group.run_in_turn(2, *works):
+        assert [loss == loss for loss in losses] == [False, False]

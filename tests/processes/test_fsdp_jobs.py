@@ -13,12 +13,14 @@ from ddp_scripts import fsdp, fsdp_jobs, group
 from ddp_scripts.fsdp import Case
 from torch import Tensor
 
+import regimes
+
 FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
 LEVELS = {"levels": {"low": 8, "high": 4}}
-RANKS = {"compressor": "powersgd", "levels": {"low": 4, "high": 1}}
+RANKS = {"compressor": regimes.PowerSGD(rank={"low": 4, "high": 1})}
 OWING = [
     Case(FEEDBACK | {"residual_bits": 8}),
-    Case(exchange={"compressor": "powersgd", "level": 1}, side=True),
+    Case(exchange={"compressor": regimes.PowerSGD(rank=1)}, side=True),
 ]
 AT_RANDOM = [Case({"level": 8}, side=True)]
 KINDS = ["nothing", "a pass whose gradients are cleared", "an overflow"]

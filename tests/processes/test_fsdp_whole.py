@@ -10,6 +10,7 @@ import pytest
 import torch
 from ddp_scripts import fsdp, fsdp_whole, group
 from ddp_scripts.fsdp import Case
+from leveled import leveled
 from torch import Tensor
 
 import regimes
@@ -18,10 +19,10 @@ from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 
-RANKS = {"compressor": "powersgd", "levels": {"low": 4, "high": 1}}
+RANKS = {"compressor": regimes.PowerSGD(rank={"low": 4, "high": 1})}
 CASES = {
     2: [
-        Case(exchange={"compressor": "powersgd", "level": 2}),
+        Case(exchange={"compressor": regimes.PowerSGD(rank=2)}),
         Case(exchange=RANKS, policy=fsdp.RULE, side=True, measured=True),
         Case(
             exchange=RANKS | {"start_compressing_after": 3},
@@ -34,19 +35,18 @@ CASES = {
         Case(exchange=RANKS, policy=fsdp.RULE, factor=3.0, freeze=("inner.weight",)),
         Case(
             exchange={
-                "compressor": {"name": "powersgd", "residual": "update", "error_feedback": 0.9},
-                "level": 1,
+                "compressor": regimes.PowerSGD(rank=1, residual="update", error_feedback=0.9)
             },
             side=True,
             clip=0.5,
             recompute=True,
         ),
-        Case(exchange={"compressor": "topk", "level": 0.1}, gather={"level": "dense"}),
-        Case(exchange={"compressor": "acp-sgd", "level": 1}, replaced=True),
+        Case(exchange={"compressor": regimes.TopK(percent=0.1)}, gather={"level": "dense"}),
+        Case(exchange={"compressor": leveled("acp-sgd", 1)}, replaced=True),
     ],
     3: [
         Case(exchange=RANKS, policy=fsdp.RULE, side=True),
-        Case(exchange={"compressor": "sign", "level": 1}, root_only=True),
+        Case(exchange={"compressor": leveled("sign", 1)}, root_only=True),
     ],
 }
 OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)

@@ -78,23 +78,23 @@ def job(rank: int, dtype: torch.dtype, name: str, restart: bool) -> tuple[Any, .
     return *sums, residuals, rows
 
 
-@pytest.mark.parametrize("dtype", ROUNDING, ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", LEVELS)
-def test_nothing_is_lost_but_the_rounding_of_updates(name: str, dtype: torch.dtype) -> None:
+def test_nothing_is_lost_but_the_rounding_of_updates() -> None:
     """Updates and the workers' mean residual add up to the mean of all gradients. An update is
     rounded once, to the parameter's type; the rest is float32."""
-    one, two = group.run(job, 2, dtype, name, False)
-    for i in range(3):
-        assert torch.equal(one[0][i], two[0][i])
-        mean = (one[2][i] + two[2][i]) / 2
-        left = torch.zeros_like(mean)
-        if one[3][i] is not None:
-            left = (one[3][i] + two[3][i]).view_as(mean) / 2
-        by_float32 = STEPS * 2.0**-22 * (one[2][i].abs().max() + one[1][i].max())
-        own = ROUNDING[dtype] if i < 2 else 0.0
-        off = (one[0][i] + left - mean).abs()
-        assert (off <= own * one[1][i] + by_float32).all(), (i, off.max())
-    assert max(one[3][0].abs().max(), two[3][0].abs().max()) > 0.05  # something stays behind
+    ways = [(dtype, name) for dtype in ROUNDING for name in LEVELS]
+    answers = group.run_in_turn(2, *((job, *way, False) for way in ways))
+    for way, (one, two) in zip(ways, answers, strict=True):
+        for i in range(3):
+            assert torch.equal(one[0][i], two[0][i]), way
+            mean = (one[2][i] + two[2][i]) / 2
+            left = torch.zeros_like(mean)
+            if one[3][i] is not None:
+                left = (one[3][i] + two[3][i]).view_as(mean) / 2
+            by_float32 = STEPS * 2.0**-22 * (one[2][i].abs().max() + one[1][i].max())
+            own = ROUNDING[way[0]] if i < 2 else 0.0
+            off = (one[0][i] + left - mean).abs()
+            assert (off <= own * one[1][i] + by_float32).all(), (way, i, off.max())
+        assert max(one[3][0].abs().max(), two[3][0].abs().max()) > 0.05  # something stays behind
 
 
 @pytest.mark.slow
@@ -141,8 +141,18 @@ def trained(rank: int, name: str) -> list[Tensor]:
     return [p.detach() for p in model.module.parameters()]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_dense_is_the_mean_in_float32_of_gradients_in_half(name: str) -> None:
+def test_dense_is_the_mean_in_float32_of_gradients_in_half() -> None:
+    names = "sgd", "adamw"
+    answers = group.run_in_turn(2, *((trained, name) for name in names))
+    for name, results in zip(names, answers, strict=True):
+        net = averaged(name)
+        for result in results:
+            for ours, theirs in zip(result, net.parameters(), strict=True):
+                assert torch.equal(ours, theirs), name
+
+
+def averaged(name: str) -> nn.Module:
+    """A network after steps along the mean, in float32, of two workers' gradients."""
     net = network()
     step = optimiser(net, name)
     for t in range(10):
@@ -155,9 +165,7 @@ def test_dense_is_the_mean_in_float32_of_gradients_in_half(name: str) -> None:
         for p, *both in zip(net.parameters(), *gradients, strict=True):
             p.grad = ((both[0] + both[1]) / 2).bfloat16()
         step.step()
-    for result in group.run(trained, 2, name):
-        for ours, theirs in zip(result, net.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
+    return net
 
 
 def overflowing(rank: int) -> list[bool]:

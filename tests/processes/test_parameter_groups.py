@@ -61,10 +61,14 @@ def plain(turn: int) -> dict[str, Tensor]:
     return cases.weights(net)
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-def test_each_group_keeps_its_rate_and_the_first_ones_is_recorded(turn: int) -> None:
+def test_each_group_keeps_its_rate_and_the_first_ones_is_recorded() -> None:
     """Levels follow the recorded rate: they fall with the first group's, whatever the others do."""
-    first, second = group.run(hooked, 2, turn)
+    answers = group.run_in_turn(2, *((hooked, turn) for turn in range(3)))
+    for turn, (first, second) in enumerate(answers):
+        check(turn, first, second)
+
+
+def check(turn: int, first: dict[str, Any], second: dict[str, Any]) -> None:
     for name, tensor in plain(turn).items():
         torch.testing.assert_close(first["weights"][name], tensor, rtol=1e-11, atol=1e-11)
         assert torch.equal(first["weights"][name], second["weights"][name])

@@ -267,7 +267,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     world = group.on_mesh(*mine, device, 20.0)
     ours = ShardedGradients.__new__(ShardedGradients)
     ours.names, ours._world, ours.device = ["a", "b"], world, device
-    ours.bucket_bytes, ours.missing, ours.idle = 100, set(), set()
+    ours.bucket_bytes, ours.missing, ours.idle = 100, {}, set()
     ours.local = [torch.randn(4, 6).to(device) for _ in ours.names]
     ours.parameters = dict(zip(ours.names, ours.local, strict=True))
     layers = world.local_layers([Layer(name, (8, 6)) for name in ours.names])
@@ -277,7 +277,7 @@ def _islands_step(rank: int) -> Iterator[None]:
     for step in range(4):
         gradients = {i: torch.randn(1, 4, 6).to(device) for i in range(2)}
         yield
-        ours.missing = {1} if step == 3 else set()
+        ours.missing = {1: gradients[1]} if step == 3 else {}
         steps.begin_step()
         steps.add_gradients(gradients)
         steps.finish_step()

@@ -213,7 +213,8 @@ def beside_ddp(rank: int, case: Case) -> list[dict[str, Any]]:
     net = build(case)
     model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = optimiser(net, case)
-    options = {"policy": RULE, "compressor": case.compressor, "levels": dict(case.levels)}
+    compressor = leveled(case.compressor, dict(case.levels))
+    options = {"policy": RULE, "compressor": compressor}
     hook = regimes.attach(model, optimizer, every=STEPS, seed=7, **options)
     train(model, optimizer, case, rank, slice(0, BATCH))
     hook.close()

@@ -108,17 +108,21 @@ def job(rank: int, how: str, measured: bool, folder: str) -> dict[str, Any]:
     in the end."""
     flat = how == "1 x 4"
     mesh = init_device_mesh("cpu", (4,) if flat else (2, 2), mesh_dim_names=("a", "b")[: 2 - flat])
-    given: dict[str, Any] = {"shards": mesh, "gather": {"level": 8}, "scatter": {"level": 8}}
+    given: dict[str, Any] = {"gather": {"level": 8}, "scatter": {"level": 8}}
     if not flat:
-        given = {"replicas": mesh["a"], "compressor": "powersgd", "level": 2}
+        given = {"compressor": regimes.PowerSGD(rank=2)}
     if how == "2 x 2, both compressed":
-        given |= {"shards": mesh["b"], "scatter": {"level": 8}}
+        given |= {"gather": {}, "scatter": {"level": 8}}
     net = divide(build(), mesh if flat else mesh["b"])
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
     if measured:
-        given |= {"instruments": {"curvature": TABLES, "sharpness": {}}}
-        given |= {"probe": (loss, [samples(100 + rank)])}
-    hook = regimes.attach(net, optimizer, seed=SEED, record=folder if measured else None, **given)
+        given["record"] = regimes.RecordOptions(
+            folder,
+            instruments={"curvature": TABLES, "sharpness": {}},
+            probe=(loss, [samples(100 + rank)]),
+        )
+    attach: Any = regimes.attach_shards if flat else regimes.attach_replicas
+    hook = attach(net, mesh if flat else mesh["a"], optimizer, seed=SEED, **given)
     # as the optimiser steps them: the module may have them whole, and rounded
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     states, gathered = [], 0
@@ -159,9 +163,8 @@ def resumed(rank: int, folder: str) -> list[dict[str, Any]]:
         net = divide(build(), mesh).eval()
         optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
         tables = {"curvature": {"tolerance": 0.1}, "sharpness": {}}
-        probe, scatter = (loss, [samples(100 + rank)]), {"level": 8}
-        given: dict[str, Any] = {"instruments": tables, "probe": probe, "scatter": scatter}
-        hook = regimes.attach_shards(net, mesh, optimizer, **given)
+        record = regimes.RecordOptions(instruments=tables, probe=(loss, [samples(100 + rank)]))
+        hook = regimes.attach_shards(net, mesh, optimizer, scatter={"level": 8}, record=record)
         for unit in range(2):
             if not unit and going_on:
                 state = {"model": net.state_dict(), "hook": hook.sharded_state()}

@@ -525,6 +525,7 @@ def configured(trace: Trace) -> None:
     except SystemExit as end:
         if end.code:
             raise
+    assert not trace.on, f"{trace.until} was not called"
 
 
 def simulated(trace: Trace) -> None:

@@ -63,14 +63,15 @@ PAIRS = (
 
 
 def schedules(runs: Iterable[Record]) -> list[Record]:
-    """Runs of a tournament that are schedules of the paper, renamed as the paper's grids call them;
-    the others are left out. Runs that already have such names, or none of a tournament's, are
-    returned as they are."""
+    """Runs of a tournament that are schedules of the paper, by the role that their grid gives them
+    or by their name, renamed as the paper's grids call them; the others are left out. Runs that
+    already have such names, or none of a tournament's, are returned as they are."""
     given = list(runs)
     names = {run.name for run in given}
     if "rank 1" not in names or names & ({*PAPER.values()} - {*PAPER}):
         return given
-    return [run.called(PAPER[run.name]) for run in given if run.name in PAPER]
+    parts = [run.config.get("role") or PAPER.get(run.name) for run in given]
+    return [run.called(part) for run, part in zip(given, parts, strict=True) if part]
 
 
 def norms(runs: Sequence[Record]) -> pd.DataFrame:

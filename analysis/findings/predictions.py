@@ -7,9 +7,10 @@
 
 Each prediction stands, numbered, at the head of its grid's file (``analysis/grids``), and here with
 what refutes it. It *holds* where the whole 95 % interval lies in what was predicted. It is
-*refuted* where its rule says so. It is *open* otherwise, and the table says why: the interval holds
-values of both kinds, an arm has no run that is finished, or seeds are missing. Any of the records
-may be missing. A second table has the paper's claims about the same runs (`claims`).
+*refuted* where its rule says so. It is *open* otherwise, and the table says why: the interval has
+both values that agree and values that do not, an arm has no run that is finished, or seeds are
+missing. Any of the records may be missing. A second table has the paper's claims about the same
+runs (`claims`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ BESIDE = (  # numbers of the predictions that are about each claim of the paper
 )
 ENDS = ("mean", "ci_low", "ci_high")
 NOTHING: dict[str, Any] = {"n": 0, **dict.fromkeys(ENDS, math.nan), "outcome": "open"}
-BOTH = "the interval has values that agree and values that do not"
+BOTH = "the interval has both"
 
 # -- what is measured ------------------------------------------------------------------------
 

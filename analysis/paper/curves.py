@@ -28,8 +28,17 @@ from regimes.plotting.curves import has_metric, tabulate_curves, tabulate_ends
 from regimes.plotting.curves import training_seconds as training_seconds
 from regimes.plotting.groups import decay_epochs, in_roles, measured_metric, typical_run
 from regimes.plotting.looks import Metric
+from regimes.plotting.said import MeanInterval
 from regimes.plotting.schedules import pairs_of
-from regimes.plotting.words import LAST, add_headline, label_ends, names_of, write_answer
+from regimes.plotting.words import (
+    LAST,
+    add_headline,
+    describe_difference,
+    label_ends,
+    names_of,
+    spoken_name,
+    write_answer,
+)
 from regimes.records import Record, load_all, run_length, unit_name
 
 from ..common import compare, markov
@@ -94,11 +103,25 @@ def figure(
             for ax in axes:
                 markov.mark(ax, one, "y")
         _name_curves(fig, axes, x, last, shown, names)
-        add_headline(fig, write_answer(by_schedule, shown, names, baseline))
+        answer = None if baseline else alone_enough(by_schedule, shown, schedules)
+        add_headline(fig, answer or write_answer(by_schedule, shown, names, baseline))
         style.add_caption(fig, words(by_schedule, x, authors is not None, cut))
     parts = {"curve": numbers, "end": last, "authors": authors}
     drawn = [frame.assign(part=part) for part, frame in parts.items() if frame is not None]
     return style.Drawing(fig, pd.concat(drawn, ignore_index=True))
+
+
+def alone_enough(by_schedule: Groups, shown: Metric, asked: Sequence[str]) -> str | None:
+    """Figure 1's question where its schedules are asked for: is low compression in the critical
+    windows alone as good as throughout?"""
+    a, b = "low-in-critical", "low"
+    if not {a, b} <= {*asked} & {*by_schedule}:
+        return None
+    low = spoken_name(b, by_schedule[b][0].config)
+    _, by_run = compare.summarise_reached([*by_schedule[a], *by_schedule[b]])
+    gap = MeanInterval.at(compare.compare_pair(by_run, a, b, shown), "difference")
+    alone = f"{low} in the shaded epochs alone"
+    return describe_difference(alone, f"{low} throughout", gap, shown, numbers=True)
 
 
 def _name_curves(
@@ -152,7 +175,10 @@ def words(by_schedule: Groups, x: Sequence[str], overlay: bool = False, cut: boo
     for name, runs in by_schedule.items():
         for note in _describe_differences(runs, one):
             notes.setdefault(note, []).append(names[name])
-    parts += [f"{' and '.join(labels)}: {note}" for note, labels in notes.items()]
+    by_labels: dict[str, list[str]] = {}
+    for note, labels in notes.items():
+        by_labels.setdefault(" and ".join(labels), []).append(note)
+    parts += [f"{labels}: {', '.join(several)}" for labels, several in by_labels.items()]
     if "seconds" in x:
         world = one.header["world"]
         plural = "es" if world["processes"] > 1 else ""

@@ -23,12 +23,14 @@ import pandas as pd
 from regimes.base.errors import LackingError
 from regimes.base.statistics import LEAST
 from regimes.plotting import style
+from regimes.plotting.groups import in_roles
 from regimes.plotting.said import MeanInterval
 from regimes.plotting.words import add_headline
 from regimes.policies.detectors import Detector, FixedWindows, NormChange, RelativeChange
 from regimes.policies.detectors.statistics import measuring_options
 from regimes.policies.replay.compare import compare_rules
 from regimes.records import Record, load_all, unit_name
+from regimes.records.selection import add_note
 
 from ..common.command import Files, Out, Records
 from ..common.compare import group_runs, schedules, whole_norm
@@ -103,6 +105,17 @@ def check_measured(run: Record) -> None:
             "grid that "
             "has it, e.g. regimes ablate smoke-signals"
         )
+
+
+def only_measured(runs: list[Record], schedule: str) -> list[Record]:
+    """The runs; where none is the schedule by its name or role, and those of one alone have the
+    eigenvalues, these under its name."""
+    measured = [run for run in runs if {*STATISTICS} <= {*run.epochs}]
+    there = {run.name for run in in_roles(runs, [schedule])}
+    if schedule in there or len({run.name for run in measured}) != 1:
+        return runs
+    add_note(f"the schedule {measured[0].name} is drawn as {schedule}: it alone has eigenvalues")
+    return [run.called(schedule) for run in measured]
 
 
 def with_control(run: Record, interval_: int, eta: float) -> dict[str, Detector]:
@@ -234,21 +247,26 @@ def _title(pairs: pd.DataFrame, gain: MeanInterval) -> str:
     if math.isnan(control.value) or not gain.n:
         return f"Do gradient norm and Hessian eigenvalue mark the same epochs? {size}"
     beside = f"{size} and {control.numbers('.2f')}; 1: always"
-    marks, verdict = "mark the eigenvalue's epochs", gain.verdict()
+    theirs, verdict = "the eigenvalue's epochs", gain.verdict()
     if verdict == "open" and gain.n >= LEAST and abs(gain.value) < 1e-9:
-        return f"The norm marks the eigenvalue's epochs as well as {nothing} ({size})"
+        return f"The norm marks {theirs} as well as {nothing} ({size})"
     if verdict == "open":
-        return f"Open whether the norm {marks} better than {nothing} ({beside})"
+        return f"Open whether the norm marks {theirs} better than {nothing} ({beside})"
     if verdict == "not shown":
-        return f"The norm is not shown to {marks} better than {nothing} ({beside})"
+        return f"The norm is not shown to mark {theirs} better than {nothing} ({beside})"
     than = "better" if verdict == "above" else "worse"
-    return f"The norm marks the eigenvalue's epochs {than} than {nothing} ({beside})"
+    return f"The norm marks {theirs} {than} than {nothing} ({beside})"
 
 
 def _words(
     runs: list[Record], alone: pd.DataFrame, pairs: pd.DataFrame, interval_: int, eta: float
 ) -> str:
-    cost = alone.set_index("detector")["share_of_training"]
+    cost, spent = alone.set_index("detector")["share_of_training"], ""
+    if math.isfinite(cost[NORM]) and math.isfinite(cost[EVAL]):
+        spent = (
+            f"Cost: norm {cost[NORM]:.1%} of training time, the curvature instrument "
+            f"{cost[EVAL]:.0%}. "
+        )
 
     def of(a: str, b: str, column: str) -> str:
         return _spread(pairs[(pairs["a"] == a) & (pairs["b"] == b)].iloc[0], column)
@@ -263,8 +281,7 @@ def _words(
         f"{style.intervals_in_words([len(runs)], bars=False)}. Norm: of all compressed layers "
         f"together. Below: what each rule calls critical (relative change of {eta:g} or more over "
         f"{interval_} epochs; of eigenvalues, falls only), dark where more layers and seeds are. "
-        f"Agreement with the norm per epoch: {agree}. Cost: norm {cost[NORM]:.1%} of training "
-        f"time, the curvature instrument {cost[EVAL]:.0%}. {style.describe_setting(runs[0])}."
+        f"Agreement with the norm per epoch: {agree}. {spent}{style.describe_setting(runs[0])}."
     )
 
 
@@ -290,7 +307,7 @@ def main(
     """
     files, runs = Files(records, out), load_all(records)
     if schedule not in {run.name for run in runs}:
-        runs = schedules(runs)
+        runs = only_measured(schedules(runs), schedule)
     chosen = group_runs(runs, [schedule])[schedule]
     interval = interval or usual_interval(chosen)
     alone, pairs = agreement(chosen, interval, eta)

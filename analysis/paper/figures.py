@@ -48,6 +48,7 @@ class Drawn:
         schedules: those that it needs, where the module can choose; none: all that were run.
         fixed: those that it needs, where the module cannot.
         also: further ones, drawn where they were run.
+        instead: by schedule, another one that takes its part where it was not run.
         statistics: that it needs, of ``schedules`` and ``fixed``, or else of any one schedule.
         options: other arguments of ``main``.
     """
@@ -61,10 +62,12 @@ class Drawn:
     options: Mapping[str, Any] = field(default_factory=dict)
     fixed: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def needs(self) -> Needs | None:
-        known = Needs(self.schedules + self.fixed, self.also, self.statistics, self.small[0])
+        schedules, like = self.schedules + self.fixed, self.small[0]
+        known = Needs(schedules, self.also, self.statistics, like, self.instead)
         return known if known.schedules or known.also or known.statistics else None
 
     @property
@@ -156,12 +159,14 @@ FIGURES = {
         (*THREE, "adaqs"),
         also=("adaqs-0.2",),
     ),
-    "8": _curves(
+    "8": Drawn(
         "High compression trained until it has sent as many floats as low.",
-        "small-budget",
+        "curves",
+        ("small-budget",),
         ("paper-budget",),
         ("low", "high", "high-longer", "accordion"),
-        also=("high-stretched",),
+        ("high-stretched",),
+        instead={"high-longer": "high-stretched"},
     ),
     "9": _curves(
         "The limit: how good ACCORDION gets depends on the two levels it is given.",
@@ -260,7 +265,10 @@ def draw(number: str, records: Path, out: Path) -> list[Path]:
         from regimes.plotting.groups import in_roles  # pandas, so late
 
         there = {run.name for run in in_roles(load_all(records), figure.schedules)}
-        options["schedules"] = figure.schedules + tuple(s for s in figure.also if s in there)
+        instead = {x: other for x, other in figure.instead.items() if other in there}
+        needed = [x if x in there else instead.get(x, x) for x in figure.schedules]
+        also = [name for name in figure.also if name in there]
+        options["schedules"] = tuple(dict.fromkeys([*needed, *also]))
     return importlib.import_module(f".{figure.module}", __package__).main(records, out, **options)
 
 

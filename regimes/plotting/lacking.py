@@ -43,6 +43,9 @@ def compare_needs(needs: Needs, grid: Mapping[str, RunConfig], in_file: bool = T
     names: dict[str, list[str]] = {}
     for name, config in grid.items():
         names.setdefault(part_of(name, config.role, needs.schedules), []).append(name)
+    for role, other in needs.instead.items():
+        if role not in names and other in names:
+            names[role] = names[other]
     like = get_grid(needs.like) if needs.like else {}
     length = next(iter(grid.values())).epochs if grid else 0
     rows = [

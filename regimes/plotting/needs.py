@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,11 @@ class Needs:
         also: further ones, which are drawn where there are any.
         statistics: each of ``schedules`` records them; without such, any one schedule.
         like: a grid that has the schedules, as an example.
+        instead: by schedule, another one that takes its part where it is missing.
     """
 
     schedules: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
     like: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)

@@ -138,7 +138,8 @@ def set_limits(
     if last is not None and len(last) > 1 and metric.directed:  # one curve is shown whole
         low, high = _cut_limits(low, high, pd.concat([last[metric.name], *ends]), metric.lower)
     if metric.name == "accuracy":
-        ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + 4))
+        room = min(4.0, 0.1 * (high - low)) or 4.0  # of one value: 4 points
+        ax.set_ylim(max(0.0, low - 1 if low > lowest else low - 4), min(101.0, high + room))
     elif metric.directed and last is not None and high > low:
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     return bool(low > lowest or high < highest)

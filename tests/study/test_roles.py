@@ -14,7 +14,7 @@ import pytest
 from synthetic import POLICIES, make
 
 from analysis.common import compare
-from analysis.paper import figure2, figures
+from analysis.paper import figure2, figure3, figures
 from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError, LackingError, RecordError
 from regimes.plotting import lacking, offered, style
@@ -258,3 +258,75 @@ def test_a_grid_of_ones_own_gives_figures_2_3_4a_and_8_at_the_first_attempt(
         LackingError, match=r"no run of schedule adaqs.*`regimes figure 7 --needs GRID`"
     ):
         offered.begin_figure("7", (str(out), *words))
+
+
+SPEEDRUN = {  # cifar10-fast: names of its own, roles for most
+    "rank 4": ("low", "low"),
+    "rank 1": ("high", "high"),
+    "dense": ("dense", "dense"),
+    "accordion": ("accordion", "accordion"),
+    "critical 8": ("low-in-critical", "low-in-critical"),
+    "last 8": ("low-late", "low-late"),
+    "rank 1 longer": ("high-stretched", "high"),
+    "ladder 4-2-1": (None, "low"),
+}
+
+
+@pytest.fixture(scope="module")
+def speedrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("speedrun")
+    for name, (role, policy) in SPEEDRUN.items():
+        for seed in (0, 1, 2):
+            make(root, name, seed, role=role, policy=POLICIES[policy])
+    return root
+
+
+def test_a_grid_with_ranks_as_names_gives_figures_1_2_and_8_by_its_roles(
+    speedrun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the names that a tournament has alone: these do not have the last 8. Figure 8 takes
+    the longer training with stretched decays where it has no other."""
+    drawn: dict[str, Any] = {}
+
+    def save(figure: Any, stem: Path, table: pd.DataFrame) -> list[Path]:
+        drawn[stem.name] = table, " ".join(figure.get_suptitle().split())
+        return []
+
+    monkeypatch.setattr(style, "save", save)
+    for number in ("1", "2", "8"):
+        figures.draw(number, speedrun, tmp_path)
+    names = {
+        figure: {*table["schedule"]}
+        for figure, (table, _) in drawn.items()
+        if "level" not in figure and figure != "figure2a"
+    }
+    assert names["figure1"] == {"low", "high", "low-in-critical"}
+    roles = {role for role, _ in SPEEDRUN.values() if role}
+    assert names["figure2b"] == roles - {"high-stretched"}
+    assert names["figure8"] == {"low", "high", "accordion", "high-stretched"}
+    title = drawn["figure1"][1]
+    assert "ank 4 in the shaded epochs alone" in title
+    assert "rank 4 throughout" in title
+    wanted = figures.FIGURES["8"].needs
+    assert wanted is not None
+    grid = {name: RunConfig(role=role) for name, (role, _) in SPEEDRUN.items()}
+    assert [row.key for row in lacking.compare_needs(wanted, grid) if row.key] == []
+    del grid["rank 1 longer"]
+    (key,) = (row.key for row in lacking.compare_needs(wanted, grid) if row.key)
+    assert 'role = "high-longer"' in key
+
+
+def test_figure_3_takes_the_one_schedule_that_was_measured(runs: list[Record]) -> None:
+    """Whatever it is called, if none is low by its name or role."""
+    (low,) = (run for run in runs if run.name == "low" and run.seed == 0)
+    measured = renamed([low])[0].called("mine")
+    measured = measured._changed(
+        header=measured.header | {"config": measured.config | {"role": None}}
+    )
+    values = [{**row, "model": {"eigenvalue": 2.0, "eigenvalue:batch": 3.0}} for row in low.rows]
+    measured = measured._changed(rows=values)
+    vars(measured).pop("epochs", None)
+    dense = [run for run in runs if run.name == "dense"]
+    assert [run.name for run in figure3.only_measured([measured, *dense], "low")] == ["low"]
+    assert figure3.only_measured([low, measured], "low") == [low, measured]
+    assert figure3.only_measured(dense, "low") == dense

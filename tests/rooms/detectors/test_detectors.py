@@ -72,6 +72,18 @@ def test_an_eigenvalue_that_is_not_a_number_is_critical() -> None:
     assert EigenvalueChange(interval=1)([math.inf, 1.0]).critical
 
 
+# -- fall ------------------------------------------------------------------------------------
+
+
+def test_fall_by_hand() -> None:
+    """A fall of exactly the share is one."""
+    values: list[float | None] = [1.0, 0.8, 0.5, 0.4, None, 0.26, 0.25, 0.9]
+    rule = RelativeFall(fall=0.5)
+    assert calls(rule, values) == [False, False, False, True, False, None, False, True, False]
+    assert rule(values[:3]).score == 0.5
+    assert rule(values[:6]).old == 0.5  # the reference is the value of the last fall
+
+
 # -- controls --------------------------------------------------------------------------------
 
 

@@ -160,6 +160,20 @@ def followed(policy: RateLadder, rates: list[float]) -> str:
     return "".join(epoch.levels[0][-1] for epoch in history)
 
 
+@pytest.mark.parametrize(
+    ("rates", "levels"),
+    [
+        ([0.0, 0.5, 1.0, 1.0, 0.5, 0.49, 0.15, 0.149], "33333221"),  # a warm-up counts as high
+        ([0.1, 0.01, 0.001], "311"),
+        ([1.0, 0.6, 0.3, 0.1, 1.0, 0.6, 0.3, 0.1], "33213321"),  # it starts again
+        ([0.003, 0.003 / 10**0.5, 0.003 / 10], "321"),
+        ([0.0, 0.0], "33"),
+    ],
+)
+def test_the_rate_ladder_by_hand(rates: list[float], levels: str) -> None:
+    assert followed(RateLadder(("r1", "r2", "r3")), rates) == levels
+
+
 def test_the_rate_ladder_says_why_and_takes_other_shares() -> None:
     assert followed(RateLadder(("r1", "r4"), shares=(0.3,)), [1.0, 0.3, 0.29]) == "441"
     policy = RateLadder(("r1", "r2", "r3"))

@@ -195,17 +195,17 @@ def figure(curves: pd.DataFrame) -> style.Drawing:
             ax.set(xlabel="epoch", title=f"{title} minus low compression")
         axes[0].set_yscale("symlog", linthresh=3, linscale=1.2)
         axes[0].set_yticks([-30, -10, -3, 0, 3], ["-30", "-10", "-3", "0", "3"])
-        axes[0].set_ylabel("points of test accuracy\nhigher is better")
+        axes[0].set_ylabel("points\nhigher is better")  # of a panel an inch high
         handles, labels = axes[0].get_legend_handles_labels()
         columns = canvas.legend_columns(labels, style.WIDTH, 3)
         fig.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=3)
         add_headline(fig, _title(numbers))
         style.add_caption(
             fig,
-            "Each point is the mean over the epochs up to the next one; in brackets the ranks of "
-            "low and high compression. Thin, open: the authors' logs of 300 epochs with PowerSGD, "
-            "one seed each; dotted: their first decay. Thick, filled: runs of ours, mean over "
-            f"{style.seeds_in_words(_counts(numbers))}, up to their own first decay.",
+            "Points of test accuracy, means over the epochs up to the next one; in brackets the "
+            "ranks of low and high compression. Thin, open: the authors' logs of 300 epochs with "
+            "PowerSGD, one seed each; dotted: their first decay. Thick, filled: runs of ours, mean "
+            f"over {style.seeds_in_words(_counts(numbers))}, up to their own first decay.",
         )
     return style.Drawing(fig, numbers)
 

@@ -99,7 +99,8 @@ def get_grid(name: str) -> Grid:
 
 
 def read_configuration(name: str, settings: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a preset, of ``GRID/SCHEDULE`` or of a file ``*.toml``, with settings.
+    """Read the configuration of a preset, of ``GRID/SCHEDULE`` or of a file ``*.toml``, and apply
+    settings.
 
     Raises:
         ConfigError: as `get_preset`, `load_toml` and `override` do.

@@ -211,7 +211,8 @@ class _Order:
         self.seen: set[str] = set()
 
     def check(self, lines: list[dict[str, Any]]) -> None:
-        """RecordError at the first of the next lines that is doubled, missing or out of order."""
+        """Raise RecordError at the first of the next lines that is doubled, missing or out of
+        order."""
         if self.first is None or self.last is None:
             self.first = self.last = branch_table(self.path.parent).get("at", 0)
         for row in lines:

@@ -24,7 +24,7 @@ REACH = 2.0  # times dense's longest training, on its last line: noise may take 
 
 @dataclass(frozen=True)
 class Probe:
-    """A short training.
+    """Describes one short training.
 
     Attributes:
         method: by name; the first of all is dense.
@@ -43,7 +43,8 @@ Losses = Mapping[Probe, float]  # lower is better; infinite if the training brok
 
 @dataclass(frozen=True)
 class DenseCurve:
-    """What dense ends at after trainings of some lengths, on lines over the logarithm of the steps.
+    """Says at what loss dense ends after a number of steps, by lines over the logarithm of the
+    steps.
 
     Attributes:
         steps: the lengths, rising.
@@ -55,19 +56,21 @@ class DenseCurve:
 
     @classmethod
     def of(cls, points: Mapping[float, float]) -> DenseCurve:
-        """From losses by steps."""
+        """Build the curve from the loss after each number of steps."""
         steps = sorted(points)
         falling = np.minimum.accumulate([points[n] for n in steps])
         return cls(tuple(steps), tuple(map(float, falling)))
 
     def loss(self, steps: float) -> float:
-        """After some steps; nan beyond the lengths by more than a tenth."""
+        """Return the loss after a number of steps; nan more than a tenth beyond the lengths."""
         if not self.steps[0] / 1.1 <= steps <= 1.1 * self.steps[-1]:
             return math.nan
         return float(np.interp(math.log(steps), np.log(self.steps), self.losses))
 
     def steps_to(self, loss: float) -> float:
-        """After how many steps dense has a loss; nan if its shortest training was better."""
+        """Return after how many steps dense reaches a loss; nan if its shortest training ended
+        lower. A loss below all is sought on the last line, up to `REACH` times the longest
+        training."""
         if not loss <= self.losses[0]:
             return math.nan
         logs = np.log(self.steps)
@@ -110,8 +113,8 @@ DENSE = DenseRatio(1.0, 1.0, 1.0, 0)
 
 
 def pool_spread(groups: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """The standard deviation of a seed's clock, of all methods together, and its degrees of
-    freedom.
+    """Estimate the standard deviation of the logarithm of a seed's clock, from all methods
+    together, and its degrees of freedom.
 
     Args:
         groups: the logarithms of each method's clocks, by seed.
@@ -127,7 +130,8 @@ def pool_spread(groups: Iterable[Sequence[float]]) -> tuple[float, float]:
 def estimate_clock(
     logs: Sequence[float], spread: tuple[float, float], doublings: float = 0.0
 ) -> DenseRatio:
-    """The clock of a method from those of its seeds. One above 1 counts as 1 unless it is shown.
+    """Estimate the clock of a method, with its 95 % interval, from those of its seeds. A mean above
+    1 counts as 1 unless the whole interval is above 1.
 
     Args:
         logs: their logarithms.

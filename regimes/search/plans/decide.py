@@ -29,7 +29,7 @@ MORE, LIKELY = 2, 3  # further seeds for which time is kept, of so many methods
 
 @dataclass(frozen=True)
 class PlanEvidence:
-    """What is known of the methods.
+    """Says what the short runs so far tell of the methods.
 
     Attributes:
         seconds: of the training in question, on the link.
@@ -55,11 +55,12 @@ class PlanEvidence:
 
     @property
     def seeds(self) -> list[int]:
-        """In the order in which they were trained."""
+        """List the seeds in the order in which they were trained."""
         return [*dict.fromkeys(probe.seed for probe in self.losses)]
 
     def horizon(self, method: str) -> int:
-        """Steps of a method in the training."""
+        """Count the steps for which a method has time in the training in question; at least
+        `FEWEST`."""
         return max(FEWEST, round(self.seconds / self.prices[method].seconds))
 
     @cached_property
@@ -72,32 +73,37 @@ class PlanEvidence:
         return found
 
     def rates(self, method: str, steps: int) -> Mapping[float, float]:
-        """The mean loss over seeds at each rate that was tried."""
+        """Return the mean loss over seeds at each rate that was tried, by doublings of the
+        configuration's."""
         ends = self._ends.get((method, steps), {})
         return {rate: statistics.fmean(losses.values()) for rate, losses in ends.items()}
 
     def best_rate(self, method: str, steps: int) -> float:
-        """In doublings of the configuration's; the lowest one if all broke."""
+        """Return the rate with the lowest mean loss, in doublings of the configuration's; the
+        lowest rate if all trainings broke."""
         means = self.rates(method, steps)
         return min(sorted(means), key=lambda rate: means[rate])
 
     def best_ends(self, method: str, steps: int) -> Mapping[int, float]:
-        """The losses at the best rate, by seed; none if it was not tried."""
+        """Return the losses at the best rate, by seed; none if the method was not tried at this
+        length."""
         if (method, steps) not in self._ends:
             return {}
         return self._ends[method, steps][self.best_rate(method, steps)]
 
     @cached_property
     def dense_lengths(self) -> list[int]:
-        """The lengths at which dense was trained, rising."""
+        """List the lengths at which dense was trained, in steps, rising."""
         return sorted(steps for method, steps in self._ends if method == self.dense)
 
     def lengths(self, method: str) -> list[int]:
-        """The lengths at which a method was trained beside all others, or longer; rising."""
+        """List the lengths at which a method was trained beside all others, or longer, in steps,
+        rising."""
         return sorted(n for m, n in self._ends if m == method and n >= self.length)
 
     def dense_curve(self, seed: int | None = None, up_to: float = math.inf) -> DenseCurve | None:
-        """Dense's losses with a seed, or their means; None: one is missing, or broke.
+        """Draw a curve through dense's losses with a seed, or through their means; None if one is
+        missing or a training broke.
 
         Args:
             up_to: steps up to which no length may be missing.
@@ -124,7 +130,8 @@ class PlanEvidence:
 
     @cached_property
     def clocks(self) -> Mapping[str, DenseRatio]:
-        """Of the methods with a short run beside dense's; of several lengths the surest."""
+        """Estimate the clock of each method that has a short run beside dense's; of several lengths
+        the surest one counts."""
         logs = {(m, n): self._logs(m, n) for m in self.methods[1:] for n in self.lengths(m)}
         logs = {key: each for key, each in logs.items() if each}
         spread = clock.pool_spread(each for each in logs.values() if min(each) > -math.inf)
@@ -143,8 +150,8 @@ class PlanEvidence:
 
     @cached_property
     def speeds(self) -> Mapping[str, DenseRatio]:
-        """How many times as fast as dense each method with a clock comes to a loss, the fastest
-        first; of those that are as fast the one that sends less."""
+        """Compute how many times as fast as dense each method with a clock comes to a loss, the
+        fastest first; of those that are as fast the one that sends less."""
         dense = self.prices[self.dense].seconds
         found = {m: k * (dense / self.prices[m].seconds) for m, k in self.clocks.items()}
         order = sorted(found, key=lambda m: (-found[m].mean, self.prices[m].bytes))
@@ -152,30 +159,30 @@ class PlanEvidence:
 
     @property
     def best(self) -> str:
-        """The fastest; dense where nothing is known."""
+        """Name the fastest method; dense where nothing is known."""
         return next(iter(self.speeds))
 
     @cached_property
     def rivals(self) -> list[str]:
-        """The methods whose interval overlaps that of the best, which is the first."""
+        """List the methods whose interval overlaps that of the best, which is the first."""
         least = self.speeds[self.best].low
         return [m for m, speed in self.speeds.items() if m == self.best or speed.high >= least]
 
     @property
     def untried(self) -> list[str]:
-        """Methods without a clock: the budget ended before."""
+        """List the methods without a clock, before which the budget ended."""
         return [method for method in self.methods if method not in self.clocks]
 
     @property
     def decided(self) -> bool:
-        """Is the interval of one method above all others, with two seeds or more?"""
+        """Answer whether the interval of one method is above all others, with two seeds or more."""
         several = len(self.seeds) > 1 or len(self.methods) == 1
         return several and not self.untried and len(self.rivals) == 1
 
 
 def expect_seconds(prices: Mapping[str, Price], start: float) -> tuple[float, float]:
-    """What all short runs of one length take here: without their steps, and for each step that a
-    run has.
+    """Estimate what all short runs of one length take here, in seconds: without their steps, and
+    for each step that a run has.
 
     Args:
         start: seconds that a run takes besides its steps.
@@ -189,7 +196,7 @@ def expect_seconds(prices: Mapping[str, Price], start: float) -> tuple[float, fl
 
 
 def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int:
-    """The most steps of short runs for which there is time; 0: too little.
+    """Find the most steps of short runs for which there is time; 0 if there is too little.
 
     Args:
         start: seconds that a run takes besides its steps.
@@ -200,9 +207,9 @@ def choose_length(prices: Mapping[str, Price], start: float, left: float) -> int
 
 
 def next_probes(known: PlanEvidence, seeds: Sequence[int]) -> list[list[Probe]]:
-    """The short runs of the next round, the most useful ones first; where there are several lists,
-    one is for a budget that has no time for those before. None: the length is to be chosen, the
-    plan is decided, or nothing more can be learnt.
+    """List the short runs of the next round, the most useful ones first. Of several lists a later
+    one is for a budget that has no time for those before. Without any run the length is to be
+    chosen, the plan is decided, or nothing more can be learnt.
 
     Args:
         seeds: in the order in which they are used.

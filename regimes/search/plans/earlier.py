@@ -19,7 +19,7 @@ HOW = "expected lines of steps,loss, one for the end of each training without co
 
 
 def read_curve(given: str | Path | Mapping[float, float]) -> dict[float, float]:
-    """The losses in the ends of trainings without compression by their steps, in the unit of
+    """Read at what losses trainings without compression ended, by their steps, in the unit of
     figures.
 
     Of a record with a constant learning rate each test counts, as the end of a training so long;

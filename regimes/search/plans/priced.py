@@ -27,7 +27,7 @@ RENEWED = 0.9  # of earlier seconds, from which on steps that are timed again co
 
 @dataclass(frozen=True)
 class Price:
-    """One step of a method.
+    """Holds what one step of a method takes.
 
     Attributes:
         seconds: predicted on the link.
@@ -89,8 +89,8 @@ def price_methods(
 def time_short_runs(
     config: RunConfig, methods: Sequence[Method], task: Task | None = None
 ) -> dict[str, float]:
-    """Seconds of a step of a short run here, with all simulated workers: of the second half of a
-    few steps of each method; none of one whose loss is not finite.
+    """Time the steps of a short run of each method here, with all simulated workers: the seconds of
+    a step in the second half of a few. A method whose loss is not finite gets no number.
 
     Args:
         config: of the short runs, in steps.
@@ -112,7 +112,8 @@ def time_short_runs(
 
 
 def renew_prices(before: Mapping[str, Price], now: Mapping[str, Price]) -> dict[str, Price]:
-    """The prices of a plan that goes on: those of now, where a step was slowed down before."""
+    """Choose the prices with which a plan goes on: those of now where a step was slowed down
+    before."""
     found = {}
     for name, old in before.items():
         new = now[name] if now[name].seconds < RENEWED * old.seconds else old
@@ -121,7 +122,7 @@ def renew_prices(before: Mapping[str, Price], now: Mapping[str, Price]) -> dict[
 
 
 def keep_faster(methods: Sequence[Method], prices: Mapping[str, Price]) -> list[Method]:
-    """Those with fewer seconds a step than dense, which is the first and stays: a method that loses
+    """Keep dense, which is the first, and the methods with fewer seconds a step: one that loses
     information and takes as long cannot end lower."""
     dense = methods[0]
     limit = LESS * prices[dense.label].seconds

@@ -15,7 +15,7 @@ LEVEL = "sent"  # the level of a method in its configuration
 
 
 def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
-    """Counts a training's length, and the changes of its learning rate, in steps.
+    """Count a training's length, and the changes of its learning rate, in steps.
 
     A plan can then cut the training to any length. The rate changes after each step, no longer
     after each epoch.
@@ -47,7 +47,7 @@ def in_steps(config: RunConfig, per_epoch: int) -> RunConfig:
 def configure_probe(
     config: RunConfig, method: Method, steps: int, rate: float, seed: int
 ) -> RunConfig:
-    """A training by a method.
+    """Configure a short training by a method.
 
     Args:
         config: in steps, as `in_steps` gives it.
@@ -76,6 +76,6 @@ def configure_probe(
 
 
 def name_probe(probe: Probe) -> str:
-    """The name of a probe in the log, and of its folder."""
+    """Name a probe as the log and its folder do."""
     method = probe.method.replace("/", " ")
     return f"{method}/{probe.steps} steps/rate {probe.rate:+g}/seed-{probe.seed}"

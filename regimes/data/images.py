@@ -203,17 +203,18 @@ class ImageBatches(Shuffled):
         labels = self.deficit_y if has_deficit else self.y
         for step in range(start, self.steps):
             index = self._union(order, step)[:, hosted]  # [b, L]
-            samples = index.flatten()
-            if crops is None:
-                pixels = self.x.index_select(0, samples)
-            else:
-                row, column, flip = crops[:, samples]
-                cut = self.x[samples, row, column]
-                pixels = torch.where(flip.bool()[:, None, None, None], cut.flip(-1), cut)
-            x = self.normalise(pixels)
+            x = self.normalise(self._gather(index.flatten(), crops))
             if has_deficit:
-                x = self.deficit.inputs(x, samples, self.seed, epoch)
+                x = self.deficit.inputs(x, index.flatten(), self.seed, epoch)
             yield x.unflatten(0, index.shape).transpose(0, 1), labels[index].transpose(0, 1)
+
+    def _gather(self, index: Tensor, crops: Tensor | None) -> UInt8[Tensor, "n c h w"]:
+        """The pixels of samples; a function, so that they are freed before the batch is used."""
+        if crops is None:
+            return self.x.index_select(0, index)
+        row, column, flip = crops[:, index]
+        x = self.x[index, row, column]
+        return torch.where(flip.bool()[:, None, None, None], x.flip(-1), x)
 
 
 def evaluation_batches(

@@ -65,17 +65,17 @@ class Samples:
         if self.tensors is not None:
             x, y = self.tensors
             return [(x[index], y[index]) for index, _ in wanted]
-        batches: list[Batch] = []
         with preserve_streams():
-            for index, seed in wanted:
-                seed_streams(seed)
-                inputs, targets = zip(*map(self._item, index.tolist()), strict=True)
-                try:
-                    batches.append((torch.stack(inputs), torch.stack(targets)))
-                except RuntimeError as error:
-                    why = f"the samples of {self.name} differ in shape: {error}"
-                    raise DataError(why) from None
-        return batches
+            return [self._stack(index, seed) for index, seed in wanted]
+
+    def _stack(self, index: Int64[Tensor, " n"], seed: int) -> Batch:
+        """A batch; a function, so that its single samples are freed before the next one."""
+        seed_streams(seed)
+        items = [self._item(i) for i in index.tolist()]
+        try:
+            return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+        except RuntimeError as error:
+            raise DataError(f"the samples of {self.name} differ in shape: {error}") from None
 
     def _item(self, number: int) -> Batch:
         """One sample: a pair, or a mapping with the tokens of a causal language model."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regimes.base.torch_compat import BatchNorm
+from regimes.base.torch_compat import BatchNorm, foreach_add_, foreach_copy_
 
 _KNOWN = (BatchNorm.forward, nn.SyncBatchNorm.forward)
 
@@ -67,7 +67,7 @@ class PerWorkerBatchNorm:
                     made = self._running[bn] = [t.new_zeros(size) for t in _running_tensors(bn)]
                     self._first[bn] = [t[: bn.num_features] for t in made]
             if tracked:
-                torch._foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
+                foreach_copy_(self._of_worker_0(tracked), _all_running(tracked))
         try:
             yield
             self.end_forward()
@@ -82,9 +82,9 @@ class PerWorkerBatchNorm:
             used = list(dict.fromkeys(self._used))
             counted = [bn for bn in used if bn.momentum is not None]
             if counts := [cast(Tensor, bn.num_batches_tracked) for bn in counted]:
-                torch._foreach_add_(counts, 1)
+                foreach_add_(counts, 1)
             if self.groups > 1 and used:
-                torch._foreach_copy_(_all_running(used), self._of_worker_0(used))
+                foreach_copy_(_all_running(used), self._of_worker_0(used))
         self._recomputes = True
 
     def _repeat_scales(self) -> dict[BatchNorm, list[Tensor]]:

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pretended
 import pytest
@@ -204,9 +205,9 @@ def test_without_the_variable_torch_counts_and_only_where_a_driver_is(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(gpus, "_driver", lambda: True)
+    monkeypatch.setattr(gpus.ctypes, "CDLL", lambda name: None)
     assert gpus.visible_gpus() == ["0", "1", "2"]
-    monkeypatch.setattr(gpus, "_driver", lambda: False)
+    monkeypatch.setattr(gpus.ctypes, "CDLL", Mock(side_effect=OSError))
     assert gpus.visible_gpus() == []
 
 

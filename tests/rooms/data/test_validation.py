@@ -81,7 +81,6 @@ def test_both_are_as_large_as_asked_or_it_is_an_error() -> None:
     for sizes, sentence in (
         ({"validation_size": 1000}, "takes all images of the training set"),
         ({"validation_size": 1200}, "validation: 1200 images of 10 classes need 120 of class"),
-        ({"validation_size": 0}, "validation: 0 images"),
         ({"train_size": 1700, "validation_size": 100}, "digits: 1800 images of 10 classes need"),
     ):
         with pytest.raises(DataError, match=sentence) as caught:

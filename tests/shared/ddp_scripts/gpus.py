@@ -35,7 +35,7 @@ from regimes.compression.scatter import QuantisedScatter
 from regimes.hook.ddp import source
 from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.steps import HookSteps
-from regimes.hook.fsdp import collectives
+from regimes.hook.fsdp import own_hooks
 from regimes.hook.fsdp.collectives import ModuleSteps
 from regimes.hook.fsdp.groups import FlatLayout, ParameterGroup
 from regimes.hook.fsdp.reductions import QuantisedReduction
@@ -305,7 +305,7 @@ def _shards_step(rank: int) -> Iterator[None]:
     steps, after = ModuleSteps(model, reducer, (), loss_scale=LossScale()), list[Any]()
     steps.levels = [4] * len(layers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "after_backward", after.append)
+        patch.setattr(own_hooks, "after_backward", after.append)
         for _ in range(4):
             flats = [torch.randn(2 * x.owned_size).to(device) for x in layouts]
             outputs = [flat.new_empty(len(flat) // 2) for flat in flats]

@@ -95,7 +95,7 @@ REAL = {  # start processes, whose calls are not seen
     "regimes/cli/machine.py": ("group_doctor",),
     "regimes/training/gradients.py": ("exchange",),
     "regimes/training/losses.py": ("exchange",),
-    "regimes/training/rounds.py": ("local_steps",),
+    "regimes/training/local_rounds.py": ("local_steps",),
     "regimes/training/loop.py": ("reporters", "faults", "ends"),
     "regimes/training/termination.py": ("faults", "ends"),
 }

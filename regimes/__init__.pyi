@@ -15,9 +15,9 @@ from regimes.base.errors import RecordError as RecordError
 from regimes.base.errors import RegimesError as RegimesError
 from regimes.base.errors import TrainingError as TrainingError
 from regimes.collectives.comm import Comm as Comm
+from regimes.collectives.gathered_model import whole_model as whole_model
 from regimes.collectives.layers import Layer as Layer
 from regimes.collectives.layers import Traffic as Traffic
-from regimes.collectives.whole import whole_model as whole_model
 from regimes.compression.all_reduce import QuantisedAllReduce as QuantisedAllReduce
 from regimes.compression.base import Compressor as Compressor
 from regimes.compression.bucket import Bucket as Bucket

@@ -33,7 +33,7 @@ WITH_TORCH = {  # time steps, or read the shapes of a model; imported when that 
     *(
         "cost.measure",
         "cost.models",
-        "cost.job",
+        "cost.nodes",
         "cost.methods",
         "cost.from_model",
         "cost.recorded",
@@ -98,7 +98,7 @@ def test_one_room_talks_to_torch_distributed() -> None:
         "connect",
         "group",
         "claims",
-        "faults",
+        "lost_processes",
         "call_guard",
         "outside",
         "sharded_models",

@@ -29,9 +29,9 @@ from regimes.data.classification import classification_loss
 from regimes.instruments.panel import Panel
 from regimes.job.clock import Clock
 from regimes.training.gradients import Gradients, layer_table, set_gradients
+from regimes.training.local_rounds import Rounds
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
-from regimes.training.rounds import Rounds
 
 WORKERS, FAR = 4, 10**9
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.curvature import largest
 from benchmarks.gpu.place import Place, ended, rows, short, start, trained
 from regimes import compression
 from regimes.base.errors import ConfigError, RegimesError
-from regimes.compression.kernels import TINY
+from regimes.compression.orthonormal import TINY
 
 INSTRUMENTS = (
     'instruments.norms.readings=["update","global","local-mean","worker0"]',

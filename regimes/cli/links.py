@@ -83,6 +83,6 @@ def _reduction(group: Any, count: int, device: torch.device) -> Callable[[], Any
 
 
 def write_links(path: Path, links: dict[str, Network]) -> None:
-    """Write links (bits per second, seconds) to a file that `cost.job.read_links` reads."""
+    """Write links (bits per second, seconds) to a file that `cost.nodes.read_links` reads."""
     plain = {name: vars(link) for name, link in links.items()}
     write_output(path, json.dumps(plain, indent=1) + "\n")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from regimes.base.torch_compat import abort_default_group
 from regimes.collectives import devices
-from regimes.collectives.faults import Faults, describe_loss, name_silent
 from regimes.collectives.launcher import LaunchedProcess, attempt_name, read_launch
+from regimes.collectives.lost_processes import Faults, describe_loss, name_silent
 from regimes.collectives.process_group import Group, backend_string, errors_are_raised
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World

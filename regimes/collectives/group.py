@@ -15,7 +15,7 @@ import torch.distributed as dist
 from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives import call_guard, devices
 from regimes.collectives.call_guard import CallGuard
-from regimes.collectives.faults import Faults, describe_loss
+from regimes.collectives.lost_processes import Faults, describe_loss
 from regimes.collectives.process_group import Group, abort_nccl, job_store
 from regimes.collectives.processes import ProcessWorld, TensorParallel
 

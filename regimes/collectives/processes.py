@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regimes.collectives.faults import Faults
 from regimes.collectives.layers import NO_LAYER, Traffic
+from regimes.collectives.lost_processes import Faults
 from regimes.collectives.meter import Meter
 from regimes.collectives.process_group import Group
 from regimes.collectives.world import World, by_type, overwrite

@@ -27,7 +27,6 @@ from regimes.compression.kernels import (
     Stack,
     Workspace,
     left_product,
-    orthonormalise,
     reconstruct,
     reconstruct_and_subtract_,
     right_product,
@@ -36,6 +35,7 @@ from regimes.compression.kernels import (
     subtract_products_,
     unstack,
 )
+from regimes.compression.orthonormal import orthonormalise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ import pandas as pd
 
 from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
-from regimes.cost.job import USUAL, DataParallelJob
 from regimes.cost.methods import Method, methods_work, seconds_by_bandwidth
 from regimes.cost.network import Network, Work, crossing_bandwidth
+from regimes.cost.nodes import USUAL, DataParallelJob
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
 APART = 1.2

@@ -17,18 +17,6 @@ from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
 from regimes.base.errors import ConfigError, is_whole, require
 from regimes.cost.advice import tabulate_clocks, write_advice
-from regimes.cost.job import (
-    BETWEEN,
-    WITHIN,
-    DataParallelJob,
-    Priced,
-    check_counts,
-    memory_of_step,
-    parse_seconds,
-    read_device,
-    read_links,
-)
-from regimes.cost.job import USUAL as USUAL_DEVICE
 from regimes.cost.methods import (
     WIDE,
     describe_whole_layers,
@@ -40,6 +28,18 @@ from regimes.cost.methods import (
 )
 from regimes.cost.models import MOST_FLOPS, Model, read_model
 from regimes.cost.network import FASTEST, Network, format_bandwidth
+from regimes.cost.nodes import (
+    BETWEEN,
+    WITHIN,
+    DataParallelJob,
+    Priced,
+    check_counts,
+    memory_of_step,
+    parse_seconds,
+    read_device,
+    read_links,
+)
+from regimes.cost.nodes import USUAL as USUAL_DEVICE
 from regimes.cost.options import JobOptions
 from regimes.records import write_output, write_table
 

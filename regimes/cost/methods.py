@@ -24,8 +24,8 @@ from regimes.compression import make_compressor
 from regimes.compression.calls import WIDE, collectives_of, sends_apart
 from regimes.compression.traffic import name_whole_layers
 from regimes.cost import clocks
-from regimes.cost.job import DataParallelJob
 from regimes.cost.network import Work, crossing_bandwidth
+from regimes.cost.nodes import DataParallelJob
 
 USUAL = (
     *("dense", "cast:fp16", "quantised-all-reduce:8", "quantised-all-reduce:4", "powersgd:32"),

@@ -11,17 +11,17 @@ from regimes.base.config import DENSE, as_level
 from regimes.collectives.layers import Layer
 from regimes.compression import REGISTRY
 from regimes.cost.cases import recorded_work, trained_rows, uniform_level
-from regimes.cost.job import DataParallelJob, memory_of_step
 from regimes.cost.methods import OTHERS, TRANSFERS, WIDE, Method, tabulate_methods, usual_methods
 from regimes.cost.models import Model
 from regimes.cost.network import Network
+from regimes.cost.nodes import DataParallelJob, memory_of_step
 from regimes.records import Record
 
 
 def _job_of(run: Record, network: Network) -> DataParallelJob:
     """The run's model and seconds of compute, one replica for each of its workers, each with a link
     of its own. The speed of the memory is the one at which its own compressor took the seconds that
-    are recorded; without compression `job.memory_of_step` of its seconds of compute.
+    are recorded; without compression `nodes.memory_of_step` of its seconds of compute.
 
     Raises:
         RecordError: the record does not say where the time of its epochs went.

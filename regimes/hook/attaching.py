@@ -38,8 +38,8 @@ from regimes.job.given import (
 )
 from regimes.job.probe import pick_probe
 from regimes.job.recorder import RecordOptions, record_options
-from regimes.job.schedule import unit_schedule
 from regimes.job.spellings import takes_earlier
+from regimes.job.unit_ends import unit_schedule
 
 if TYPE_CHECKING:
     from regimes.collectives.sharded_models import DeviceMesh

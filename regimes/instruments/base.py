@@ -19,8 +19,8 @@ from regimes.base.config import AnyLevel
 from regimes.base.reduction import Batch, Loss
 from regimes.base.torch_compat import foreach_add, foreach_norm
 from regimes.collectives.comm import signals
+from regimes.collectives.gathered_model import whole_weights
 from regimes.collectives.layers import Layer
-from regimes.collectives.whole import whole_weights
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 

@@ -22,9 +22,9 @@ from regimes.collectives.sharded_models import find_divided, load_parts, save_pa
 from regimes.hook.attaching import attach, attach_shards
 from regimes.hook.ddp import Hook, RecordOptions
 from regimes.job.attached import on_all_processes
+from regimes.job.fit_state import damage_as_error
 from regimes.job.process_states import pack_state, unpack_state
 from regimes.job.recorder import record_options
-from regimes.job.refit import damage_refused
 from regimes.job.spellings import EARLIER
 
 STATE = "regimes.pt"  # in the folder of a checkpoint: the states of all processes
@@ -191,7 +191,7 @@ def load_hook(hook: Hook, folder: str | Path) -> None:
 
 def _read_full(hook: Hook, file: Path) -> Any:
     """The states of all processes, on process 0."""
-    with damage_refused():
+    with damage_as_error():
         return torch.load(file, weights_only=True) if hook.world.rank == 0 else None
 
 

@@ -32,17 +32,17 @@ from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.instruments.panel import Panel, Readings, choose_instruments
 from regimes.job.choices import Choice
+from regimes.job.fit_state import FittedState, damage_as_error, refuse_state
 from regimes.job.header import build_header
 from regimes.job.job import Job, UnitPlan
 from regimes.job.move_residuals import on_processes
 from regimes.job.recorder import JobRecorder, RecordOptions, check_whole
-from regimes.job.refit import FittedState, damage_refused, refuse_state
 from regimes.job.rows import layer_entries, traffic_columns, unit_columns
 from regimes.job.saved_units import restore_units, saved_units, with_recorded_units
-from regimes.job.schedule import UnitSchedule, describe_optimizer
 from regimes.job.set_level import apply_set_level, set_entry, was_set
 from regimes.job.state import State, check_format, join_states, on_cpu, own_part
 from regimes.job.summary import job_summary
+from regimes.job.unit_ends import UnitSchedule, describe_optimizer
 from regimes.policies.controller import Levels
 from regimes.records import Header, Row, describe_whole_layers, provenance
 
@@ -497,7 +497,7 @@ class AttachedJob(Job):
         given = f"{self.called}full_state_dict()"
         if full is None:
             refuse_state(f"process 0 must pass the value that {given} returned there")
-        with damage_refused():
+        with damage_as_error():
             check_format(full)
             if not isinstance(full, Mapping) or not full.get("parts"):
                 refuse_state(f"it was not returned by {given} on process 0")

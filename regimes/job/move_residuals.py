@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from regimes.job.refit import refuse_state
+from regimes.job.fit_state import refuse_state
 from regimes.job.state import Part, State, owed_table, place_state, with_owed
 
 Residuals = dict[str, Tensor | None]  # by layer, [rows, ...]

@@ -14,8 +14,8 @@ import torch
 from regimes.base.errors import ConfigError
 from regimes.collectives.sharded_models import saved_names
 from regimes.job.attached import AttachedJob
+from regimes.job.fit_state import damage_as_error
 from regimes.job.move_residuals import Residuals, on_process, overlaps
-from regimes.job.refit import damage_refused
 from regimes.job.state import State, get_column, owed_table, own_part, with_owed
 
 _PROCESS_ENTRY = re.compile(r"(?:^|\.)process/(\d+(?:x\d+)?)/\d+$")
@@ -74,7 +74,7 @@ class ProcessStates:
         """
         rank, group = self.job.world.rank, self.group
         alike = group == self._own_group
-        with damage_refused():
+        with damage_as_error():
             processes = [rank] if alike else range(self.processes)
             states = [unpack_state(saved[f"process/{group}/{i}"]) for i in processes]
             sources = [rank] if alike else self._saved_sources()
@@ -131,5 +131,5 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
 def unpack_state(saved: bytes) -> dict[str, Any]:
     """Read a state from the bytes of ``pack_state``, with its tensors on the CPU; raise ConfigError
     if the bytes are damaged."""
-    with damage_refused():
+    with damage_as_error():
         return torch.load(io.BytesIO(saved), weights_only=True, map_location="cpu")

@@ -15,8 +15,8 @@ from typing import Any
 
 from regimes.base.errors import RegimesError
 from regimes.collectives.processes import ProcessWorld
+from regimes.job.fit_state import damage_as_error, refuse_state
 from regimes.job.recorder import JobRecorder
-from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import State
 from regimes.records import Row
 from regimes.records.chain import RunningDigest
@@ -58,7 +58,7 @@ def restore_units(saved: Any, world: ProcessWorld, recorder: JobRecorder | None)
         refuse_state(found)
     if not refers:
         return saved
-    with damage_refused():
+    with damage_as_error():
         if (units := saved["recorded"]["units"]) != len(found):
             refuse_state(
                 f"it was saved after {units} units, the state of process 0 after {len(found)}"

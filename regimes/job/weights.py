@@ -21,7 +21,7 @@ from regimes.collectives.sharded_models import (
     local_part,
     optimizer_rows,
 )
-from regimes.job.refit import list_names
+from regimes.job.fit_state import list_names
 
 HASHED = (2, 4, 8)  # bytes of a number that has a fingerprint
 

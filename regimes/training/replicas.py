@@ -1,6 +1,6 @@
 """The hosted workers' own parameters, buffers and optimisers while each steps by itself.
 
-``training.rounds`` synchronises them.
+``training.local_rounds`` synchronises them.
 """
 
 from __future__ import annotations

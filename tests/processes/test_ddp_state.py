@@ -25,8 +25,8 @@ from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
 from regimes.hook.ddp.source import plain_names
+from regimes.job.fit_state import LayerMatch, list_names
 from regimes.job.move_residuals import residual_of
-from regimes.job.refit import LayerMatch, list_names
 
 LEVELS = dict(cases.Case().levels)
 

@@ -17,8 +17,8 @@ from regimes.base.errors import ConfigError, TrainingError
 from regimes.cli import links
 from regimes.cli import machine as doctor
 from regimes.collectives.connect import connect_world
-from regimes.cost.job import read_links
 from regimes.cost.network import Network
+from regimes.cost.nodes import read_links
 
 
 def checked(rank: int, other: bool) -> tuple[bool, str]:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from runs import wait
 
 from regimes.base.errors import ConfigError, TrainingError
-from regimes.collectives import watcher as module
-from regimes.collectives.watcher import Presence, Watcher
+from regimes.collectives import nccl_watcher as module
+from regimes.collectives.nccl_watcher import Presence, Watcher
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -120,7 +120,7 @@ def test_a_killed_process_is_named_within_seconds(
 ) -> None:
     script = (
         "import sys, time, torch.distributed as dist\n"
-        "from regimes.collectives.watcher import Presence\n"
+        "from regimes.collectives.nccl_watcher import Presence\n"
         "Presence(dist.FileStore(sys.argv[1], 2), 1, 2)\n"
         "time.sleep(600)"
     )

@@ -210,7 +210,7 @@ class OptimizerConfig(Bounded):
 
 @dataclass(frozen=True)
 class OuterConfig(Bounded):
-    """Says what a synchronisation after local steps does (`training.rounds`).
+    """Says what a synchronisation after local steps does (`training.local_rounds`).
 
     The mean movement of the workers is the gradient of an outer SGD. With these defaults its step
     leads to the mean of the workers' parameters (local SGD). DiLoCo (Douillard et al., 2023) has

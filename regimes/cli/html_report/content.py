@@ -48,7 +48,7 @@ class RunEntry:
     """Describes one run's folder, as far as it can be read."""
 
     place: str  # relative to the folder of the study
-    state: str  # "damaged", or as `watch.describe_state` calls it
+    state: str  # "damaged", or as `cli.live.describe_state` calls it
     more: str = ""  # why it stopped, or what is damaged
     progress: str = ""  # trained epochs, in words
     record: Record | None = None

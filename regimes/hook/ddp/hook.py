@@ -34,11 +34,11 @@ from regimes.instruments.base import EndOfEpochGauge
 from regimes.instruments.panel import Readings
 from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
+from regimes.job.fit_state import FittedState, damage_as_error, describe_compressor
 from regimes.job.recorder import RecordOptions
-from regimes.job.refit import FittedState, damage_refused, describe_compressor
 from regimes.job.run_warnings import run_warnings
-from regimes.job.schedule import UnitSchedule
 from regimes.job.state import State, by_layer, get_column, own_part
+from regimes.job.unit_ends import UnitSchedule
 from regimes.job.weights import AttachedWeights
 from regimes.policies import Decision
 from regimes.policies.controller import Levels
@@ -436,7 +436,7 @@ class Hook(AttachedJob):
         return join_devices(super()._join_states(states))
 
     def _divide_worker(self, state: State) -> State:
-        with damage_refused():
+        with damage_as_error():
             check_devices(state, self.world)
             return divide_devices(state, self.world, self.layers, self.reducer.compressors)
 
@@ -453,7 +453,7 @@ class Hook(AttachedJob):
         with suppress(ConfigError):
             before = self._fit(self._save_state(whole=True), False).state
         try:
-            with damage_refused():
+            with damage_as_error():
                 self._restore_state(fitted.state)
         except ConfigError:
             if before is not None:

@@ -15,7 +15,7 @@ from regimes.collectives.meter import Meter
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor
 from regimes.compression.bucket import restart_memories
-from regimes.job.refit import refuse_state
+from regimes.job.fit_state import refuse_state
 from regimes.job.state import Part, State, by_layer, get_column, own_part, with_column
 
 

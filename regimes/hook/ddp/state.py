@@ -17,10 +17,10 @@ from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.instruments.compression_loss import CompressionLossGauge
 from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
-from regimes.job.refit import (
+from regimes.job.fit_state import (
     FittedState,
     LayerMatch,
-    damage_refused,
+    damage_as_error,
     describe_compressor,
     list_names,
     refuse_state,
@@ -82,7 +82,7 @@ class StateFit:
                 ``branch``, also if it was saved with another compressor or
                 value of a level, or lacks statistics that the policy reads.
         """
-        with damage_refused():
+        with damage_as_error():
             self._check_process(saved)
             check_devices(saved, self.job.world)
             state = copy.deepcopy(dict(saved))

@@ -38,7 +38,7 @@ from regimes.compression.reducer import Reducer
 from regimes.hook.ddp.applied import AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.unit_steps import UnitSteps
-from regimes.job.refit import list_names
+from regimes.job.fit_state import list_names
 
 
 class Stateful(Protocol):

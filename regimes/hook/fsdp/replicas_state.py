@@ -20,9 +20,9 @@ from regimes.base.torch_compat import foreach_copy_
 from regimes.collectives.layers import Layer
 from regimes.collectives.sharded_models import local_part, saved_names, sharded_tensor
 from regimes.hook.ddp.node_state import shard_memories, sum_meters
+from regimes.job.fit_state import damage_as_error, refuse_state
 from regimes.job.move_residuals import Residuals, overlaps, residuals_for
 from regimes.job.process_states import pack_state, unpack_state
-from regimes.job.refit import damage_refused, refuse_state
 from regimes.job.state import (
     by_layer,
     check_format,
@@ -109,7 +109,7 @@ class ShardedState:
             ConfigError: it is of another model, compressor, policy or number of replicas.
         """
         hook, world = self.hook, self.hook.world
-        with damage_refused():
+        with damage_as_error():
             state = unpack_state(saved[_SHARED])
             check_format(state)
             count, shards, by_shard = state["workers"], state.pop("shards"), state["parts"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regimes.base.precision import full_precision
 from regimes.compression.scatter import QuantisedScatter
+from regimes.job.fit_state import list_names, refuse_state
 from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.process_states import ProcessStates
-from regimes.job.refit import list_names, refuse_state
 from regimes.job.state import (
     State,
     by_layer,

@@ -1,8 +1,8 @@
 """Local steps in a user's own training loop, of a bare model on each process.
 
 Outer step, compressors, policies and rows of past units are shared with the trainer
-(``training.rounds``). Gradients are never shared, because there is no DistributedDataParallel: a
-period of 1 averages parameters after each step.
+(``training.local_rounds``). Gradients are never shared, because there is no
+DistributedDataParallel: a period of 1 averages parameters after each step.
 """
 
 from __future__ import annotations
@@ -26,24 +26,29 @@ from regimes.hook.local.arguments import LocalChoice, TrainedParameters, local_h
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.attached import AttachedJob
 from regimes.job.clock import Clock
+from regimes.job.fit_state import (
+    FittedState,
+    damage_as_error,
+    describe_compressor,
+    with_default_fields,
+)
 from regimes.job.job import UnitPlan
 from regimes.job.process_states import ProcessStates
 from regimes.job.recorder import RecordOptions, logged_number
-from regimes.job.refit import FittedState, damage_refused, describe_compressor, with_default_fields
-from regimes.job.schedule import UnitSchedule, join_optimizers
 from regimes.job.state import (
     State,
     get_column,
     layer_shapes,
     own_part,
 )
+from regimes.job.unit_ends import UnitSchedule, join_optimizers
 from regimes.job.weights import AttachedWeights
 from regimes.policies.controller import WholeController
 from regimes.records import Row
 from regimes.training.gradients import new_stack
+from regimes.training.local_rounds import Rounds
 from regimes.training.optimizers import Optimizers
 from regimes.training.replicas import Replicas
-from regimes.training.rounds import Rounds
 
 
 class LocalSteps(AttachedJob):
@@ -331,7 +336,7 @@ class LocalSteps(AttachedJob):
         self._load_full(full)
 
     def _continue_from(self, fitted: FittedState) -> None:
-        with damage_refused():
+        with damage_as_error():
             self._restore_state(fitted.state)
         self.continued, self.record_opened = True, False
         self._decide_next()

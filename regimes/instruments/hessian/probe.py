@@ -1,9 +1,9 @@
 """The probe of a measurement: a model, a `loss(model, batch)` and batches. `preserve_model`
 restores the model after it.
 
-Instruments run in the middle of training. Inside `preserved(model)` they may run forward passes
-that update BatchNorm statistics, fill `.grad` and draw random numbers, and the run still ends in
-the same bits as one without them.
+Instruments run in the middle of training. Inside `preserve_model(model)` they may run forward
+passes that update BatchNorm statistics, fill `.grad` and draw random numbers, and the run still
+ends in the same bits as one without them.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from regimes.base.console.notebook import describe_kept_runs, end_in_one_sentenc
 from regimes.base.console.progress import shown_by
 from regimes.base.errors import require
 from regimes.collectives.launcher import read_launch
-from regimes.cost.job import WITHIN, DataParallelJob, parse_seconds, read_links
 from regimes.cost.methods import parse_method, parse_methods
 from regimes.cost.models import Model
 from regimes.cost.network import FASTEST, Network
+from regimes.cost.nodes import WITHIN, DataParallelJob, parse_seconds, read_links
 from regimes.records.files import record_folder
-from regimes.search.plans.earlier import read_curve
+from regimes.search.plans.dense_curve import read_curve
 from regimes.search.plans.result import Plan
 from regimes.search.plans.search import PlanSearch
 from regimes.search.rounds import SearchBudget, Show

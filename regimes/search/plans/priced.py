@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regimes.base.config import DENSE, AnyLevel, RunConfig
-from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
 from regimes.cost.models import Model
+from regimes.cost.nodes import DataParallelJob
 from regimes.records import load
 from regimes.search import sweep
 from regimes.search.plans.probes import configure_probe

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from regimes.base.config import DENSE, RunConfig
 from regimes.base.errors import ConfigError, TrainingError, require
-from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import Method
+from regimes.cost.nodes import DataParallelJob
 from regimes.plotting.groups import tested_by
 from regimes.records import load
 from regimes.search import rounds

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from regimes.base.errors import TrainingError
-from regimes.collectives import call_guard, faults
+from regimes.collectives import call_guard, lost_processes
 from regimes.collectives.call_guard import CallGuard
 
 
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
     monkeypatch.setattr(call_guard, "time", fake)
-    monkeypatch.setattr(faults, "time", fake)
+    monkeypatch.setattr(lost_processes, "time", fake)
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
@@ -54,6 +54,6 @@ def test_a_roll_call_names_who_does_not_answer(absent: int | None, said: str) ->
     store = HashStore()
     there = [rank for rank in range(3) if rank != absent]
     for rank in there:
-        faults.name_silent(store, rank, 3)  # each answers for itself, whoever is missing
+        lost_processes.name_silent(store, rank, 3)  # each answers for itself, whoever is missing
     for rank in there:
-        assert faults.name_silent(store, rank, 3) == said
+        assert lost_processes.name_silent(store, rank, 3) == said

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from regimes.base.errors import TrainingError
-from regimes.collectives import connect, faults, group
+from regimes.collectives import connect, group, lost_processes
 from regimes.collectives.process_group import Group
 
 PLACE = "Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair"
@@ -46,7 +46,7 @@ def test_the_interface_is_named_where_it_can_be_the_cause(
     text: str, there: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", there)  # 2: all processes are on one node
-    error = faults.describe_loss("process 0 of 2", "here", "nobody", RuntimeError(text))
+    error = lost_processes.describe_loss("process 0 of 2", "here", "nobody", RuntimeError(text))
     assert said in str(error)
     assert ("GLOO_SOCKET_IFNAME" in str(error)) == (WAY in said)
 

@@ -16,16 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regimes.base.config import DENSE
 from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
-from regimes.compression import Compressor, kernels, sparse
+from regimes.compression import Compressor, orthonormal, sparse
 from regimes.compression.bucket import State
 from regimes.compression.codes import pack_codes, unpack_codes
 from regimes.compression.elementwise import Cast, Quantise, Sign
-from regimes.compression.kernels import (
+from regimes.compression.kernels import stack_tensors
+from regimes.compression.orthonormal import (
     PaddedBatch,
     choose_batches,
-    in_batches,
     orthonormalise,
-    stack_tensors,
+    orthonormalise_in_batches,
 )
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
@@ -80,7 +80,7 @@ def test_orthonormal_in_batches(cases: list[tuple[int, int, str]], seed: int) ->
             rows = rows[:1] + 1e-9 * rows
         scale = {"zero": 0, "tiny": 1e-30, "huge": 1e30}.get(kind, 1)
         matrices.append((scale * rows).contiguous())
-    found = in_batches([rows[None] for rows in matrices])
+    found = orthonormalise_in_batches([rows[None] for rows in matrices])
     for rows, (basis,) in zip(matrices, found, strict=True):
         torch.testing.assert_close(basis @ basis.mT, torch.eye(len(rows), dtype=F64))
         lost = torch.linalg.matrix_norm(rows - rows @ basis.mT @ basis)
@@ -120,7 +120,7 @@ def test_ranks_of_layers_of_one_shape_differ_and_change(
     ranks = [[2, 2, 1, 2, 1], [2, 2, 1, 2, 1], [2, 2, 1, 2, 1], [1, 2, 1, 2, 2], [2] * 5, [2] * 5]
     found = []
     for gpu in (False, True):
-        for module in ("kernels", "bucket", "reducer"):
+        for module in ("kernels", "orthonormal", "bucket", "reducer"):
             monkeypatch.setattr(f"regimes.compression.{module}.on_gpu", lambda _, x=gpu: x)
         reducer = Reducer(chosen, layers, world(workers), seed=1)
         reducer.tentative = tentative
@@ -142,7 +142,7 @@ def test_layers_in_batches_are_layers_one_by_one(
     shapes = [(6, 10), (8, 3, 3, 3), (5,), (6, 5, 2), (4, 1), (8, 27)]
     found = []
     for gpu in (False, True):
-        for module in ("kernels", "bucket", "reducer", "sparse"):
+        for module in ("kernels", "orthonormal", "bucket", "reducer", "sparse"):
             monkeypatch.setattr(f"regimes.compression.{module}.on_gpu", lambda _, x=gpu: x)
         reducer = Reducer(
             chosen, [Layer(str(i), s) for i, s in enumerate(shapes)], world(workers), seed=1
@@ -410,12 +410,12 @@ def test_a_batch_per_shape_is_the_same_basis(monkeypatch: pytest.MonkeyPatch) ->
     generator = torch.Generator().manual_seed(1)
     sizes = [(1, 2, 600), (3, 4, 900), (1, 1, 7), (2, 4, 40)]
     matrices = [torch.randn(size, generator=generator, dtype=F64) for size in sizes]
-    together = in_batches(matrices)
+    together = orthonormalise_in_batches(matrices)
     choose_batches.cache_clear()
-    monkeypatch.setattr(kernels, "FEW", 0)
+    monkeypatch.setattr(orthonormal, "FEW", 0)
     try:
         assert len(choose_batches(tuple(sizes))) > 1
-        apart = in_batches(matrices)
+        apart = orthonormalise_in_batches(matrices)
     finally:
         choose_batches.cache_clear()
     for one, other in zip(together, apart, strict=True):

@@ -23,9 +23,9 @@ from regimes.cost.advice import (
     write_advice,
 )
 from regimes.cost.from_model import main, make_job
-from regimes.cost.job import DEVICES, DataParallelJob
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.network import Network
+from regimes.cost.nodes import DEVICES, DataParallelJob
 from regimes.cost.options import JobOptions
 
 SMALL = 'item = "token"\n[[layers]]\nname = "block.{}"\nshape = [192, 768]\ntimes = 12\n'

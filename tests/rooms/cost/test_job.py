@@ -22,7 +22,6 @@ from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
 from regimes.cost.from_model import main, make_job
-from regimes.cost.job import DEVICES, DataParallelJob, read_device, read_links
 from regimes.cost.methods import (
     USUAL,
     method_work,
@@ -33,6 +32,7 @@ from regimes.cost.methods import (
 )
 from regimes.cost.models import KNOWN, Model, read_model
 from regimes.cost.network import Network, Work
+from regimes.cost.nodes import DEVICES, DataParallelJob, read_device, read_links
 from regimes.cost.options import JobOptions
 from regimes.plotting.bandwidth import move_apart
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from regimes import TopK
 from regimes.base.errors import ConfigError
 from regimes.compression import make_compressor
+from regimes.job.fit_state import with_default_fields
 from regimes.job.move_residuals import (
     average_residuals,
     on_processes,
     residuals_for,
 )
-from regimes.job.refit import with_default_fields
 from regimes.job.state import FORMAT, by_layer, check_format, join_states, of_workers
 
 

@@ -21,7 +21,7 @@ from regimes.base.errors import ConfigError
 from regimes.records import read_lines
 from regimes.training import loop
 from regimes.training.build import Run, prepare_run
-from regimes.training.rounds import Rounds
+from regimes.training.local_rounds import Rounds
 
 torch.set_num_threads(1)
 # -- against naive loops ---------------------------------------------------------------------

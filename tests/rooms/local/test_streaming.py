@@ -18,7 +18,7 @@ import regimes
 from regimes.base.config import override
 from regimes.base.errors import ConfigError
 from regimes.training.build import prepare_run
-from regimes.training.rounds import Rounds, divide_layers
+from regimes.training.local_rounds import Rounds, divide_layers
 
 torch.set_num_threads(1)
 STREAMING = (*DILOCO, "outer.fragments=3", "outer.delay=2", "outer.mixing=0.5")

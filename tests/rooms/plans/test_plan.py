@@ -28,12 +28,12 @@ from regimes.base.config import RunConfig, override_fields
 from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.compression import make_compressor
 from regimes.cost import measure
-from regimes.cost.job import DataParallelJob
 from regimes.cost.methods import parse_method
 from regimes.cost.models import Model
 from regimes.cost.network import Network
+from regimes.cost.nodes import DataParallelJob
 from regimes.presets import get_preset
-from regimes.search.plans.earlier import read_curve
+from regimes.search.plans.dense_curve import read_curve
 from regimes.search.plans.priced import Price, price_methods
 from regimes.search.plans.probes import configure_probe, in_steps
 from regimes.search.plans.search import decode_probes, read_prices

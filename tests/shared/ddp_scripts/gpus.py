@@ -26,7 +26,7 @@ from torch.futures import Future
 import regimes
 from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError
-from regimes.collectives import connect, devices, faults, group, process_group, processes
+from regimes.collectives import connect, devices, group, lost_processes, process_group, processes
 from regimes.collectives.layers import Layer
 from regimes.compression import make_compressor
 from regimes.compression.exchange import Exchange
@@ -405,7 +405,7 @@ def _failing(patch: pytest.MonkeyPatch, how: str, calls: list[str]) -> None:
     for name in ("all_reduce", process_group.GATHER, "broadcast"):
         patch.setattr(dist, name, failing(name))
     patch.setattr(processes.ProcessWorld, "_record_event", mark)
-    patch.setattr(faults, "abort_nccl", lambda groups: calls.append("communicator aborted"))
+    patch.setattr(lost_processes, "abort_nccl", lambda groups: calls.append("communicator aborted"))
     if how != "memory":  # then the host, too, stands still when it reads the weights
         read = loop.fingerprint
         until = partial(wait, lambda: "communicator aborted" in calls, 20)

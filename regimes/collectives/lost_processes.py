@@ -2,7 +2,7 @@
 them is lost.
 
 Over gloo the host waits for each collective, and meanwhile posts where it waits (``call_guard``).
-NCCL runs collectives in a stream, which ``watcher`` watches.
+NCCL runs collectives in a stream, which ``nccl_watcher`` watches.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from regimes.base.errors import ConfigError, RegimesError, TrainingError
 from regimes.collectives import call_guard
 from regimes.collectives.call_guard import CallGuard, done_within
 from regimes.collectives.launcher import on_one_node
+from regimes.collectives.nccl_watcher import Presence, Watcher
 from regimes.collectives.process_group import Group, abort_nccl
-from regimes.collectives.watcher import Presence, Watcher
 
 # in gloo's errors: processes do not connect; and the address that one of them has announced
 _CONNECTING = re.compile(r"timed out connecting|connect timeout", re.I)

@@ -1,4 +1,5 @@
-"""What dense ended at in trainings that there are already: a file of losses, or records."""
+"""Reads the losses at which earlier trainings without compression ended: from a CSV file, records
+or a mapping."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def read_curve(given: str | Path | Mapping[float, float]) -> dict[float, float]:
     elif Path(given).suffix == ".csv":
         points = _read_csv(Path(given))
     else:
-        points = [point for run in load_all(given) for point in _tests(run)]
+        points = [point for run in load_all(given) for point in _points_of_record(run)]
     by_steps: dict[float, list[float]] = {}
     for steps, loss in points:
         require(math.isfinite(steps) and steps > 0, "curve: steps", steps, "a number above 0")
@@ -60,12 +61,13 @@ def _read_csv(path: Path) -> list[tuple[float, float]]:
         raise ConfigError(f"--curve {path}: {HOW}, with a heading or without") from None
 
 
-def _tests(run: Record) -> list[tuple[float, float]]:
+def _points_of_record(run: Record) -> list[tuple[float, float]]:
     run.check_finished()
     of_dense = (run.header.get("per_step") or {}).get(DENSE, {"bytes": 0})["bytes"]
-    whole = sum(row["bytes"] for row in run.rows) >= 0.99 * of_dense * sum(run.epochs["steps"])
+    steps = sum(run.epochs["steps"])
+    is_uncompressed = sum(row["bytes"] for row in run.rows) >= 0.99 * of_dense * steps
     none = "a training without compression"
-    require(whole, f"curve: {run.folder}", "compressed", none)
+    require(is_uncompressed, f"curve: {run.folder}", "compressed", none)
     metric, total, ends = tested_by(run), 0, list[tuple[float, float]]()
     for row in run.rows:
         total += row["steps"]

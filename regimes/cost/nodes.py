@@ -1,4 +1,4 @@
-"""A training job that has not been run: its processes, its links, and the seconds of its step.
+"""Seconds of a step on nodes of several devices, with two levels of links.
 
 ``nodes`` machines have ``gpus`` devices each, and each device is a replica. The replicas' mean
 crosses the link between nodes, and where there is one node the link within. A ring over replicas

@@ -1,4 +1,4 @@
-"""A saved state for other layers, its compressor, and the sentence of one that cannot be loaded.
+"""Fits a saved state to the layers that a model has now, and refuses one that cannot be loaded.
 
 Layers are matched by name. One that the state lacks (it was frozen then) begins empty; one that the
 model lacks (it is frozen now) is left out.
@@ -157,7 +157,7 @@ def list_names(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def damage_refused() -> Iterator[None]:
+def damage_as_error() -> Iterator[None]:
     """Turn what a damaged state raises into the ConfigError of one that cannot be loaded."""
     try:
         yield

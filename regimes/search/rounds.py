@@ -2,10 +2,16 @@
 
 `Search` has the loop, the folder and the clock. A subclass says what a run is, and which ones come
 next (`tune`, `harms/search`, `plans/search`). A folder has the lock of one search and
-``rounds.jsonl``: a line for each round before it starts, and one for each run that has ended. So a
-search that was stopped goes on with the runs that it had chosen, and ends in the records of one
-that was not; one that is started again with a larger budget goes on from there. The time of a run
-that was killed does not count. No torch.
+``rounds.jsonl``: a line for each round before it starts, and one for each run that has ended. A
+search for harm may begin so (its first line shortened)::
+
+    {"runs": ["trunk/seed-0"], "facts": {"search": "harm", "parts": 4, ...}}
+    {"run": "trunk/seed-0", "result": null, "seconds": 41.3}
+    {"runs": ["high, 3 units from 0/seed-0", "high, 3 units from 3/seed-0"], "facts": {...}}
+
+So a search that was stopped goes on with the runs that it had chosen, and ends in the records of
+one that was not; one that is started again with a larger budget goes on from there. The time of a
+run that was killed does not count. No torch.
 """
 
 from __future__ import annotations
@@ -36,7 +42,8 @@ if TYPE_CHECKING:
 LOG = "rounds.jsonl"
 NOT_FINITE = "is not finite"  # in the error of a training that broke
 
-R = TypeVar("R", bound=Hashable)  # a run, as the search thinks of it
+# what a search calls a run: a name in `tune`, a pulse and a seed in `harms`, a probe in `plans`
+R = TypeVar("R", bound=Hashable)
 Show = Callable[[str, float], None]  # a line about a run, and the share of the budget that is spent
 
 
@@ -78,12 +85,17 @@ class BudgetLeft:
 
 @dataclass(frozen=True)
 class Round(Generic[R]):
-    """Holds runs that were chosen together, in the order of training, and what else their line of
-    the log says."""
+    """Holds runs that were chosen together.
+
+    Attributes:
+        runs: the runs, in the order of training.
+        facts: what else the round's line of the log says.
+        line_number: of that line, from 1 on; 0: the round was chosen now, not read.
+    """
 
     runs: tuple[R, ...]
     facts: Mapping[str, Any]
-    line: int = field(default=0, compare=False)  # of the log, from 1 on; 0: it was not read
+    line_number: int = field(default=0, compare=False)
 
 
 @dataclass
@@ -125,25 +137,30 @@ def read_log(folder: Path, decode: Decode[R]) -> SearchLog[R]:
     Raises:
         RecordError: the log is damaged.
     """
-    log, named, fresh = SearchLog[R](), dict[str, R](), False
+    log, named = SearchLog[R](), dict[str, R]()  # the runs of the last round, by name
+    follows_round = False  # the entry before is a round: none of its runs has ended yet
     for number, text in enumerate(complete_lines(folder / LOG), start=1):
-        line = parse_line(text)
-        if line is None:  # it was torn by a kill
+        entry = parse_line(text)
+        if entry is None:  # it was torn by a kill
             continue
         with refuse_damage(folder, number):
-            if "runs" in line:
-                names, facts = [as_text(name) for name in line["runs"]], {**line["facts"]}
-                if fresh and [*named] == names:
-                    log.rounds.pop()  # its newline was torn by a kill, and it was written again
+            if "runs" in entry:
+                names, facts = [as_text(name) for name in entry["runs"]], {**entry["facts"]}
+                if follows_round and [*named] == names:
+                    # A kill tore only the newline of this round. The search that went on did not
+                    # read it (`complete_lines`), chose the same runs, and `_write` ended the first
+                    # line before it wrote the second.
+                    log.rounds.pop()
                 expect(bool(names) and not log.missing)
-                runs, fresh = decode(names, facts), True
+                runs, follows_round = decode(names, facts), True
                 named = dict(zip(names, runs, strict=True))
                 log.rounds.append(Round(tuple(runs), facts, number))
             else:
-                run, seconds, fresh = named[line["run"]], as_number(line["seconds"]), False
+                run, seconds = named[entry["run"]], as_number(entry["seconds"])
                 expect(seconds >= 0)
-                log.results[run] = line["result"]
+                log.results[run] = entry["result"]
                 log.seconds += seconds
+                follows_round = False
     return log
 
 
@@ -192,7 +209,7 @@ class Search(abc.ABC, Generic[R]):
         out: the folder.
         question: what the search is about, in plain types; a folder with another is refused.
         jobs: runs at a time.
-        before: seconds of the budget that were spent before any run.
+        seconds_before: those of the budget that were spent before any run.
         speed: units of work that a second is expected to do before any run has ended; infinite:
             not known.
     """
@@ -201,7 +218,7 @@ class Search(abc.ABC, Generic[R]):
     out: Path
     question: Mapping[str, Any]
     jobs: int = 1
-    before: float = 0.0
+    seconds_before: float = 0.0
     speed: float = math.inf
 
     # -- what a search is --------------------------------------------------------------------
@@ -231,33 +248,33 @@ class Search(abc.ABC, Generic[R]):
         """Return how many units of work a run takes."""
         return 1.0
 
-    def line(self, run: R, log: SearchLog[R]) -> str:
+    def describe_run(self, run: R, log: SearchLog[R]) -> str:
         """Say in words what a run has given."""
         return self.name(run)
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def log(self) -> SearchLog[R]:
-        """Read what is known so far.
+    def load_log(self) -> SearchLog[R]:
+        """Read and check what this search knows so far.
 
         Raises:
             RecordError: the folder holds another search, or its log is damaged.
         """
         log = read_log(self.out, self._decode_named)
         for each in log.rounds:
-            with refuse_damage(self.out, each.line):
+            with refuse_damage(self.out, each.line_number):
                 for run in each.runs:
                     if run in log.results:
                         self.check_result(run, log.results[run])
         for each in log.rounds[:1]:
-            with refuse_damage(self.out, each.line):  # an earlier version had no "question"
+            with refuse_damage(self.out, each.line_number):  # an earlier version had no "question"
                 asked = {**each.facts, **each.facts.get("question", {})}
             if asked.get("search", self.kind) != self.kind:
                 raise self._of_another()
             for key, value in json.loads(json.dumps(dict(self.question))).items():
-                if (before := asked.get(key, value)) != value:
+                if (held := asked.get(key, value)) != value:
                     raise RecordError(
-                        f"{self.out} holds a search with {key} {before!r}, not {value!r}: choose "
+                        f"{self.out} holds a search with {key} {held!r}, not {value!r}: choose "
                         "another folder"
                     )
         return log
@@ -278,7 +295,7 @@ class Search(abc.ABC, Generic[R]):
         runs = math.inf if budget.runs is None else budget.runs - len(log.results)
         if budget.minutes is None:
             return BudgetLeft(runs=runs)
-        seconds = max(0.0, 60 * budget.minutes - self.before - log.seconds)
+        seconds = max(0.0, 60 * budget.minutes - self.seconds_before - log.seconds)
         if not log.results:
             return BudgetLeft(seconds * self.speed, runs)
         return BudgetLeft(seconds * sum(map(self.cost, log.results)) / max(log.seconds, 1e-9), runs)
@@ -299,7 +316,7 @@ class Search(abc.ABC, Generic[R]):
             return self._run_rounds(budget, show)
 
     def _run_rounds(self, budget: SearchBudget | None, show: Show) -> SearchLog[R]:
-        log, last = self.log(), time.monotonic()
+        log, last = self.load_log(), time.monotonic()
 
         def ended(run: R, result: Any) -> None:
             nonlocal last
@@ -309,9 +326,9 @@ class Search(abc.ABC, Generic[R]):
             log.seconds += seconds
             self._write({"run": self.name(run), "result": result, "seconds": seconds})
             minutes, most = (budget.minutes, budget.runs) if budget else (None, None)
-            by_time = (self.before + log.seconds) / 60 / minutes if minutes else 0.0
+            by_time = (self.seconds_before + log.seconds) / 60 / minutes if minutes else 0.0
             spent = max(by_time, len(log.results) / most if most else 0.0)
-            show(self.line(run, log), spent)
+            show(self.describe_run(run, log), spent)
 
         while True:
             if not log.missing:
@@ -323,11 +340,12 @@ class Search(abc.ABC, Generic[R]):
                 log.rounds.append(Round(tuple(runs), facts))
                 self._write({"runs": [self.name(run) for run in runs], "facts": dict(facts)})
             self.train(log.missing, ended)
-            for run in log.missing:
-                raise TrainingError(f"{self.name(run)} has not ended: start the search again")
+            if log.missing:
+                name = self.name(log.missing[0])
+                raise TrainingError(f"{name} has not ended: start the search again")
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; a torn one of a kill before is no line, and is ended first.
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry as a line. What a kill left without a newline is ended by one first.
 
         Raises:
             RecordError: the disk is full, or the log is a link, which would lead out of the folder.
@@ -337,7 +355,7 @@ class Search(abc.ABC, Generic[R]):
             return
         try:
             torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-            append_synced(path, b"\n" * torn + json.dumps(line).encode() + b"\n")
+            append_synced(path, b"\n" * torn + json.dumps(entry).encode() + b"\n")
         except OSError as error:
             raise RecordError(
                 f"cannot write {path}: {error.strerror}; the runs that have ended are kept, and "
@@ -377,7 +395,7 @@ class RecordSearch(Search[R]):
             TrainingError: a run could not end for another reason than one that it may have.
         """
         require(self.jobs >= 1, "jobs", self.jobs, "at least 1")
-        done = self.log().ended
+        done = self.load_log().ended
         for run in done:
             folder, config = self.cell(run)
             check_same(folder, to_dict(resolve_quirks(config)))

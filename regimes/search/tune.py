@@ -266,14 +266,14 @@ class TrialSearch(RecordSearch[str]):
     def check_result(self, run: str, result: Any) -> None:
         expect(result is None or isinstance(result, str))
 
-    def line(self, run: str, log: SearchLog[str]) -> str:
+    def describe_run(self, run: str, log: SearchLog[str]) -> str:
         error = log.results[run]
         return f"{run}: {f'failed: {error}' if error else 'done'}"
 
-    def log(self) -> SearchLog[str]:
+    def load_log(self) -> SearchLog[str]:
         """Read what is known, without runs of values that were left out, those whose record is
         gone, and those that failed for a reason that may be gone."""
-        log = super().log()
+        log = super().load_log()
         log.rounds = [
             replace(each, runs=tuple(run for run in each.runs if run in self.cells))
             for each in log.rounds

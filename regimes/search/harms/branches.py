@@ -66,11 +66,11 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
 
     def cell(self, run: Run) -> Cell:
         """Return the folder and the configuration of a run."""
-        (pulse, number), folder = run, self.out / self.name(run)
-        config = replace(self.trunk, seed=self.trunk.seed + number)
+        (pulse, seed), folder = run, self.out / self.name(run)
+        config = replace(self.trunk, seed=self.trunk.seed + seed)
         if pulse is None:
             return folder, config
-        kind, trunk = self.kind_of(pulse), self.out / self.name((None, number))
+        kind, trunk = self.kind_of(pulse), self.out / self.name(Run(None, seed))
         length = pulse.length if len(pulse.spans) == 1 else None
         branch = BranchConfig(
             of=trunk_reference(trunk, folder), at=pulse.first, length=length, skip=kind.skip or None
@@ -92,15 +92,15 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         return self.conclude(self.run_rounds(budget, show))
 
     def may_fail(self, run: Run, error: str) -> bool:
-        return run[0] is not None and super().may_fail(run, error)  # a trunk ends
+        return run.pulse is not None and super().may_fail(run, error)  # a trunk ends
 
     def cost(self, run: Run) -> float:
-        return units_trained(run, len(self.record((None, 0)).rows))
+        return units_trained(run, len(self.record(Run(None, 0)).rows))
 
     # -- results -----------------------------------------------------------------------------
 
     def facts_of(self, log: SearchLog[Run]) -> Facts:
-        return facts_of_trunk(self.record((None, 0)))
+        return facts_of_trunk(self.record(Run(None, 0)))
 
     def end_of(self, run: Run, log: SearchLog[Run]) -> float:
         return _last_metric(self.record(run))
@@ -108,7 +108,7 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
     def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
         if log.results[run] is not None:
             return math.inf
-        trunk: Run = (None, run[1])
+        trunk = Run(None, run.seed)
         self.end_of(trunk, log)  # raises where it is not finite
         end, shown = last_metric(self.record(run), 1), tested_by(self.record(trunk))
         if not math.isfinite(end):
@@ -116,12 +116,12 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         sign = shown.factor * (1 if shown.lower else -1)
         return sign * (end - last_metric(self.record(trunk), 1))
 
-    def line(self, run: Run, log: SearchLog[Run]) -> str:
+    def describe_run(self, run: Run, log: SearchLog[Run]) -> str:
         name, why = self.name(run), log.results[run]
         if why is not None:
             return f"{name}: broke, {why}"
         shown = tested_by(self.record(run))
-        if run[0] is None:
+        if run.pulse is None:
             return f"{name}: {shown.heading} {_last_metric(self.record(run)):.{shown.digits}f}"
         harm = self.harm_of(run, log)
         if math.isinf(harm):
@@ -129,17 +129,17 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         return f"{name}: harm {harm:z.{shown.digits + 1}f} {shown.unit}"
 
     def check_result(self, run: Run, result: Any) -> None:
-        expect(result is None or (isinstance(result, str) and run[0] is not None))
+        expect(result is None or (isinstance(result, str) and run.pulse is not None))
 
     def conclude(self, log: SearchLog[Run]) -> Harm:
         """Return what the rounds have found, with bytes, rates and ladders."""
-        first, evidence = self.record((None, 0)), self.judge(log)
+        first, evidence = self.record(Run(None, 0)), self.judge(log)
         rates = mean_rates(first)
         # by pulse, the share of the trunk's bytes that is not sent, a mean over seeds
         shares: dict[Pulse, list[float]] = {}
-        for (pulse, number), harm in evidence.harms.items():
+        for (pulse, seed), harm in evidence.harms.items():
             if pulse is not None and not math.isinf(harm):
-                pair = self.record((pulse, number)), self.record((None, number))
+                pair = self.record(Run(pulse, seed)), self.record(Run(None, seed))
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
         answer = replace(
@@ -149,7 +149,7 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
             rates=[rate / (max(rates) or 1.0) for rate in rates],
         )
         answer = replace(answer, ladders=ladders_of(answer, first))
-        seeds = 1 + max(number for _, number in evidence.harms)
+        seeds = 1 + max(run.seed for run in evidence.harms)
         return replace(answer, grid=grid_toml(answer, self.trunk, seeds) if answer.ladders else "")
 
 

@@ -33,7 +33,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -71,7 +71,18 @@ class Pulse:
         return sum(stop - first for first, stop in self.spans)
 
 
-Run = tuple[Pulse | None, int]  # a pulse, or the trunk, of a seed
+class Run(NamedTuple):
+    """Names a run of a search for harm.
+
+    Attributes:
+        pulse: what the run changes; None: it is a trunk.
+        seed: 0 is the first seed of the search, whatever its number.
+    """
+
+    pulse: Pulse | None
+    seed: int
+
+
 Harms = Mapping[Run, float]  # of each pulse that was run, by seed; of a trunk 0
 
 
@@ -268,8 +279,8 @@ class HarmEvidence:
         """Compare a pulse with the same units left out; None where they are not compared."""
         if (beside := self.beside(pulse)) is None:
             return None
-        seeds = sorted(s for own, s in self.harms if own == beside and (pulse, s) in self.harms)
-        harms, lost = ([self.harms[own, s] for s in seeds] for own in (pulse, beside))
+        seeds = sorted(s for own, s in self.harms if own == beside and Run(pulse, s) in self.harms)
+        harms, lost = ([self.harms[Run(own, s)] for s in seeds] for own in (pulse, beside))
         return judge_lost_time(harms, lost, self.rules.margin, self.rules.grain)
 
     def windows(self, arm: str) -> list[Pulse]:
@@ -358,9 +369,12 @@ class HarmEvidence:
         beside = None if math.isinf(self.of(pulse).harm) else self.beside(pulse)
         runs: list[Run] = []
         for seed in [*sorted(have), *chosen]:
-            runs += [(None, seed)] * (seed not in trunks) + [(pulse, seed)] * (seed not in have)
-            if beside and (beside, seed) not in self.harms:
-                runs.append((beside, seed))
+            if seed not in trunks:
+                runs.append(Run(None, seed))
+            if seed not in have:
+                runs.append(Run(pulse, seed))
+            if beside and Run(beside, seed) not in self.harms:
+                runs.append(Run(beside, seed))
         return runs
 
 
@@ -398,7 +412,7 @@ def next_round(evidence: HarmEvidence, budget: BudgetLeft, slots: int = 1) -> li
         slots: runs at a time.
     """
     if not evidence.harms:  # how long a unit takes is not known yet
-        return [(None, seed) for seed in range(min(slots, LEAST, int(min(budget.runs, LEAST))))]
+        return [Run(None, seed) for seed in range(min(slots, LEAST, int(min(budget.runs, LEAST))))]
     first = _missing_of_coarse(evidence)
     if first:
         return _first_within(evidence, first, budget)
@@ -429,14 +443,14 @@ def _missing_of_coarse(evidence: HarmEvidence) -> list[Run]:
     """What is missing of the coarse windows, seed by seed."""
     wanted: list[Run] = []
     for seed in range(LEAST):
-        wanted.append((None, seed))
+        wanted.append(Run(None, seed))
         pulses = [pulse for arm in evidence.rules.arms for pulse in evidence.rules.coarse(arm)]
         pulses += [beside for pulse in pulses if (beside := evidence.beside(pulse))]
-        wanted += [(pulse, seed) for pulse in dict.fromkeys(pulses)]
+        wanted += [Run(pulse, seed) for pulse in dict.fromkeys(pulses)]
     # a pulse that broke is harmful, whatever other seeds would do
     broken = {pulse for (pulse, _), harm in evidence.harms.items() if math.isinf(harm)}
     broken |= {beside for pulse in broken if pulse and (beside := evidence.beside(pulse))}
-    return [run for run in wanted if run not in evidence.harms and run[0] not in broken]
+    return [run for run in wanted if run not in evidence.harms and run.pulse not in broken]
 
 
 def _first_within(evidence: HarmEvidence, runs: Sequence[Run], budget: BudgetLeft) -> list[Run]:
@@ -446,7 +460,7 @@ def _first_within(evidence: HarmEvidence, runs: Sequence[Run], budget: BudgetLef
         if evidence.cost([*fitting, run]) > budget.units or len(fitting) >= budget.runs:
             break
         fitting.append(run)
-    while fitting and fitting[-1][0] is None:  # a trunk without pulses says nothing
+    while fitting and fitting[-1].pulse is None:  # a trunk without pulses says nothing
         fitting.pop()
     return fitting
 
@@ -491,7 +505,7 @@ def _more_seeds(evidence: HarmEvidence, budget: BudgetLeft, slots: int) -> list[
                 continue
             more = found.n if few else more
         if LEAST <= found.n < MOST_SEEDS:
-            order = decided, found.n, evidence.cost([(pulse, 0)])
+            order = decided, found.n, evidence.cost([Run(pulse, 0)])
             todo.append((*order, pulse, min(MOST_SEEDS, more)))
     chosen: list[Run] = []
     for *_, pulse, more in sorted(todo, key=lambda each: each[:3]):

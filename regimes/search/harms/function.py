@@ -63,9 +63,9 @@ class FunctionSearch(HarmSearch):
             TrainingError: a trunk's metric is not finite.
         """
         for run in runs:
-            metric = _read_metric(self.job(run[0], self.first_seed + run[1]))
+            metric = _read_metric(self.job(run.pulse, self.first_seed + run.seed))
             ended_well = abs(metric) <= LARGEST  # not a number is not
-            if run[0] is None and not ended_well:
+            if run.pulse is None and not ended_well:
                 raise TrainingError(f"{self.name(run)}: the metric is {metric}")
             ended(run, metric if ended_well else None)
 
@@ -73,7 +73,7 @@ class FunctionSearch(HarmSearch):
         return units_trained(run, self.units)
 
     def facts_of(self, log: SearchLog[Run]) -> Facts:
-        return Facts(self.units, self.end_of((None, 0), log), 0.0, self.shown)
+        return Facts(self.units, self.end_of(Run(None, 0), log), 0.0, self.shown)
 
     def end_of(self, run: Run, log: SearchLog[Run]) -> float:
         return self.shown.factor * float(log.results[run])
@@ -83,13 +83,13 @@ class FunctionSearch(HarmSearch):
         if value is None:
             return math.inf
         sign = self.shown.factor * (1 if self.shown.lower else -1)
-        return float(sign * (value - log.results[None, run[1]]))
+        return float(sign * (value - log.results[Run(None, run.seed)]))
 
-    def line(self, run: Run, log: SearchLog[Run]) -> str:
+    def describe_run(self, run: Run, log: SearchLog[Run]) -> str:
         return f"{self.name(run)}: {self.shown.name} {log.results[run]}"
 
     def check_result(self, run: Run, result: Any) -> None:
-        if result is not None or run[0] is None:
+        if result is not None or run.pulse is None:
             expect(abs(as_number(result)) <= LARGEST)
 
 

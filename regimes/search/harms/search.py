@@ -1,5 +1,9 @@
 """A search for harm: what its log says, and what is known after each round. No torch at import.
 
+A *trunk* is an unchanged training of one seed. An *arm* is one kind of change that is searched,
+such as the level "high". A *pulse* is an arm in some units of a run (``Pulse``); its *harm* is by
+how much the run ends worse than the trunk of its seed.
+
 What trains the runs is in `branches` (trunks and branches of the trainer) and `function` (a
 function of the user's). Which runs come next is in `decide`.
 """
@@ -130,33 +134,33 @@ class HarmSearch(Search[Run]):
 
     def name(self, run: Run) -> str:
         """Name a run, in the log and as its folder."""
-        return f"{self.label(run[0])}/seed-{self.first_seed + run[1]}"
+        return f"{self.label(run.pulse)}/seed-{self.first_seed + run.seed}"
 
     # -- the search --------------------------------------------------------------------------
 
     def decode(self, names: Sequence[str], facts: Mapping[str, Any]) -> list[Run]:
-        as_whole(facts.get("parts", 2), 1)
-        return [(_pulse_of(pulse), as_whole(number)) for pulse, number in facts.get("runs", [])]
+        as_whole(facts.get("parts", 2), 1)  # `_parts_of` reads it when its line is not known
+        return [Run(_pulse_of(pulse), as_whole(seed)) for pulse, seed in facts.get("runs", [])]
 
-    def log(self) -> SearchLog[Run]:
-        found, trunks = super().log(), set[int]()
+    def load_log(self) -> SearchLog[Run]:
+        found, trunks = super().load_log(), set[int]()
         for each in found.rounds:
-            with refuse_damage(self.out, each.line):
-                trunks |= {number for pulse, number in each.runs if pulse is None}
-                expect(trunks >= {number for _, number in each.runs})
+            with refuse_damage(self.out, each.line_number):
+                trunks |= {run.seed for run in each.runs if run.pulse is None}
+                expect(trunks >= {run.seed for run in each.runs})
         return found
 
     def choose(self, log: SearchLog[Run], budget: BudgetLeft) -> tuple[list[Run], dict[str, Any]]:
         parts: int | None = self.parts
         if not log.rounds:
-            runs: list[Run] = [(None, n) for n in range(int(min(self.jobs, LEAST, budget.runs)))]
+            runs = [Run(None, seed) for seed in range(int(min(self.jobs, LEAST, budget.runs)))]
         else:
             evidence, parts = self.judge(log), _parts_of(log)
             if parts is None:
                 parts = parts_within(evidence.rules, budget)
                 evidence = HarmEvidence(replace(evidence.rules, parts=parts), evidence.harms)
             runs = next_round(evidence, budget, self.jobs)
-        plain = [[p and [p.arm, [list(span) for span in p.spans]], number] for p, number in runs]
+        plain = [[p and [p.arm, [list(span) for span in p.spans]], seed] for p, seed in runs]
         return runs, {"runs": plain, "parts": parts}
 
     def judge(self, log: SearchLog[Run]) -> HarmEvidence:
@@ -170,7 +174,7 @@ class HarmSearch(Search[Run]):
         several = tuple(name for name, kind in self.kinds.items() if kind.within)
         margin = self.given or facts.margin
         if self.given is None and facts.shown.name != "accuracy":
-            ends = [self.end_of(run, log) for run in log.ended if run[0] is None]
+            ends = [self.end_of(run, log) for run in log.ended if run.pulse is None]
             own = (
                 f"one of your own: the default is {100 * OF_TRUNK:g} % of the trunk's metric, and "
                 f"the trunks end close to 0, at {', '.join(f'{end:.3g}' for end in ends[:4])}"
@@ -188,7 +192,7 @@ class HarmSearch(Search[Run]):
         for pulse, _ in log.ended:
             if pulse is not None:
                 self.kind_of(pulse)
-        harms = {run: 0.0 if run[0] is None else self.harm_of(run, log) for run in log.ended}
+        harms = {run: 0.0 if run.pulse is None else self.harm_of(run, log) for run in log.ended}
         return HarmEvidence(rules, harms)
 
     def conclude(self, log: SearchLog[Run]) -> Harm:
@@ -199,7 +203,11 @@ class HarmSearch(Search[Run]):
 
 
 def _parts_of(log: SearchLog[Run]) -> int | None:
-    """Windows of the search; None before there was time for any."""
+    """Into how many windows the search divides a run; None until this is fixed.
+
+    Round 0 trains only trunks, which show what a unit costs. Therefore the number of windows that
+    the budget allows is fixed in the line of round 1, and holds from then on.
+    """
     return int(log.rounds[1].facts["parts"]) if len(log.rounds) > 1 else None
 
 

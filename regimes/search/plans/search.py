@@ -73,14 +73,14 @@ class PlanSearch(RecordSearch[Probe]):
             TrainingError: a training could not end, or none has a finite loss.
         """
         self.budget, every = budget, [*self.methods.values()]
-        log, start = self.log(), time.monotonic()  # of another plan it is refused first
+        log, start = self.load_log(), time.monotonic()  # of another plan it is refused first
         config, task = self.training
         per_epoch, timed, unrest = priced.price_methods(config, every, self.job, self.compute, task)
         self.config, self.task = in_steps(self.short[0], per_epoch), self.short[1]
         self.devices, self.speed = [self.config.device], self.jobs  # a unit of work is a second
         here = priced.time_short_runs(self.config, every, self.task)
         timed = {name: replace(x, here=here.get(name, x.here)) for name, x in timed.items()}
-        self.before = time.monotonic() - start
+        self.seconds_before = time.monotonic() - start
         known = [read_prices(each.facts) for each in log.rounds if "prices" in each.facts]
         with rounds.refuse_damage(self.out, 1):
             rounds.expect(all(prices.keys() == timed.keys() for prices in known))
@@ -146,7 +146,7 @@ class PlanSearch(RecordSearch[Probe]):
             starts, steps = decide.expect_seconds(known.prices, START)
             more = max(more, starts + enough * steps)
         factor = log.seconds / sum(map(self.cost, log.results))
-        return SearchBudget((self.before + log.seconds + factor * more) / 60 + 0.05, None)
+        return SearchBudget((self.seconds_before + log.seconds + factor * more) / 60 + 0.05, None)
 
     @property
     def _seeds(self) -> list[int]:
@@ -199,13 +199,13 @@ class PlanSearch(RecordSearch[Probe]):
         clocks = [load(self.out / name_probe(probe)).clock for probe in log.ended]
         took = sum(x for clock in clocks for parts in clock.values() for x in parts.values())
         slower = took / sum(p.steps * known.prices[p.method].here for p in log.ended)
-        left = 60 * self.budget.minutes - self.before - log.seconds
+        left = 60 * self.budget.minutes - self.seconds_before - log.seconds
         affordable = decide.choose_length(known.prices, START, left * self.jobs / max(slower, 1.0))
         return min(max(affordable, known.first), most)
 
     def _too_few(self, prices: Mapping[str, Price]) -> str:
         starts, steps = decide.expect_seconds(prices, START)
-        seconds = self.before + 1.05 * (starts + FEWEST * steps) / self.jobs
+        seconds = self.seconds_before + 1.05 * (starts + FEWEST * steps) / self.jobs
         smaller = "" if self.question["probe"] else "a smaller model (--probe, probe=), "
         return (
             f"minutes = {self.budget.minutes:g}: expected {math.ceil(seconds / 6) / 10:g} or more, "
@@ -242,7 +242,7 @@ class PlanSearch(RecordSearch[Probe]):
         if result is not None:
             rounds.as_number(result)
 
-    def line(self, run: Probe, log: SearchLog[Probe]) -> str:
+    def describe_run(self, run: Probe, log: SearchLog[Probe]) -> str:
         name, loss = name_probe(run), log.results[run]
         if loss is None:
             return f"{name}: broke"

@@ -251,7 +251,7 @@ def test_a_search_of_before_gets_what_it_lacks(tmp_path: Path) -> None:
 def answer(lost: dict[int, tuple[float, float]]) -> Harm:
     """Harm 4 +- 0.2, 2, 1 and 0.1 in four windows; of the deletion mean and spread by window."""
     rules = Rules(16, ("high",), 0.5, lost_time=True)
-    harms: dict[Run, float] = {(None, seed): 0.0 for seed in range(3)}
+    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
     for place, (pulse, mean) in enumerate(
         zip(rules.coarse("high"), (4.0, 2.0, 1.0, 0.1), strict=True)
     ):

@@ -79,7 +79,7 @@ def test_the_time_of_choosing_is_of_the_budget(
     monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
 
     class Slow(Rounds):
-        before = 3.0
+        seconds_before = 3.0
 
         def choose(self, log: SearchLog[str], left: BudgetLeft) -> tuple[list[str], dict[str, Any]]:
             now[0] += 7.0

@@ -4,8 +4,9 @@ all-gather of codes they grow with it.
 Each worker owns a part of the layer. All send their quantised numbers of a part to its owner
 (reduce-scatter), which decodes them, adds them in float32 at least, and sends the quantised mean to
 all (all-gather): the two phases of 1-bit Adam's compressed all-reduce (Tang et al., ICML 2021); the
-first is ZeRO++'s qgZ (Wang et al., 2023) without its hierarchy of nodes. A mean is thus rounded
-twice; not that of one worker, which is what it has sent.
+first is ZeRO++'s qgZ (Wang et al., 2023) without its hierarchy of nodes. So each number is rounded
+twice, by the workers and by the owner of its part. With one worker it is rounded once: the mean is
+what this worker has sent.
 """
 
 from __future__ import annotations
@@ -59,12 +60,22 @@ class QuantisedAllReduce(Rounding):
         require(good, "level of quantised-all-reduce", level, '4 or 8 (bits), or "dense"')
 
     def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
+        """Send the parts to their owners, and the owners' means to all.
+
+        What is read back from the bytes depends on how many of the W workers are hosted here (L):
+
+        - one worker (W = 1): nothing. There is no mean to add up or round, and the worker's own
+          rounded values are the update.
+        - all workers (L = W > 1): nothing. Each worker's rounded values, and the rounded means of
+          all owners, are here, and are what the bytes would give.
+        - some of the workers (L < W): what the others have sent, in both phases.
+        """
         flat, states, bits = bucket.flat, bucket.states, int(bucket.level)
         first, hosted, count = states[0], len(flat[0]), states[0].workers
         # the deltas may be of 16 bits; scales and sums are not
         exact = torch.promote_types(flat[0].dtype, torch.float32)
         plan = make_layout(tuple(bucket.sizes), count, self.block)
-        # [L, W, width], first the numbers, then their rounded values, in the end the update
+        # [L, W, width], by worker and owner: the numbers, which `encode_chunks` rounds in place
         values = torch.empty((hosted, count, plan.width), dtype=exact, device=flat[0].device)
         rows: Rows = PlacedRows(plan, flat, exact)
         if count > 1:
@@ -79,7 +90,7 @@ class QuantisedAllReduce(Rounding):
         wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
         all_parts = bucket.shares([count * size for size in sizes])
         (received,) = comm.all_to_all([wire], all_parts)  # [L, W, bytes]
-        if hosted == count:  # of which each worker's values are here
+        if hosted == count:  # the rounded values of all workers are here
             mean = values[0].clone() if bucket.feedback and count > 1 else values[0]
             for worker in range(1, count):
                 mean += values[worker]
@@ -105,7 +116,7 @@ class QuantisedAllReduce(Rounding):
         else:
             parts = plan.with_gaps(parts, bits, packed)
             update = dequantise_rows(parts, bits, self.block, plan.width, exact)
-        # of one worker its rounded values are not needed any more
+        # room to join the parts in: a lone hosted worker's values have been used
         whole = values[0] if hosted == 1 else torch.empty_like(update)
         whole = whole.view(1, -1)[:, : sum(plan.sizes)]
         return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)]

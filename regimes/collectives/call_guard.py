@@ -5,6 +5,10 @@ another, for ten minutes and without a cause. Therefore each such call begins wi
 an all-gather on a communicator that nothing else uses, where the death of a process is noticed at
 once. A process that has waited for ``SOON``, there or in a collective of a step, posts its call and
 its number of steps. Two positions that cannot both be reached are the cause; both processes raise.
+
+For example, process 1 waits in attach() after 3 steps, and process 0 in a collective of step 4.
+Process 1 takes no step before process 0 has entered attach(), and process 0 cannot finish step 4
+without process 1. Had process 1 waited in attach() after 4 steps, process 0 could still come.
 """
 
 from __future__ import annotations
@@ -28,17 +32,31 @@ from regimes.collectives.process_group import Group
 
 SOON = 5.0  # seconds after which a waiting process posts its position
 PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
-_LONGEST = 64  # bytes of a process's number and the name of its call, which are compared
-_SAME = "every process makes the same calls and takes the same number of steps"
+_CARD_BYTES = 64  # of a process's number and the name of its call, which are compared
+_RULE = "every process makes the same calls and takes the same number of steps"
 
 
 class Position(TypedDict):
     """Says where a process waits.
 
+    A process that has entered one call so far may be in these states:
+
+    ================================  =====  =====  ============================================
+    call                              steps  count  meaning
+    ================================  =====  =====  ============================================
+    "attach()"                        3      1      it waits in attach(), after 3 steps
+    None                              3      1      it waits in a collective of step 4
+    "all_reduce() of the script"      3      1      it waits in a collective of the script, among
+                                                    the ranks of ``outside``
+    "exit()"                          3      2      its script has ended, which counts as a call
+    None                              -1     1      it does not wait
+    None                              -1     0      it has posted nothing yet
+    ================================  =====  =====  ============================================
+
     Attributes:
         call: The call in which the process waits; None if it waits in a collective of a step, or
             not at all.
-        steps: The steps that it has finished.
+        steps: The steps that it has finished; -1 if it does not wait.
         count: The calls that it has entered so far.
         outside: The process waits in a collective of the script, among these ranks of the default
             group.
@@ -185,7 +203,7 @@ class CallGuard:
 
     def _compare_calls(self, call: str, patience: float, group: Group) -> None:
         """Wait for all; ConfigError unless they have entered the same call."""
-        everyone = [torch.empty(_LONGEST, dtype=torch.uint8) for _ in group.ranks]
+        everyone = [torch.empty(_CARD_BYTES, dtype=torch.uint8) for _ in group.ranks]
         # The work keeps the group: it stays in this frame, which no raised error keeps.
         work = gather_bytes(everyone, _encode_call(self.rank, call), group)
         self._wait_for_all(call, patience, functools.partial(done_within, work))
@@ -193,7 +211,7 @@ class CallGuard:
             other, _, name = card.decode(errors="ignore").rstrip().partition(" ")
             if card != _encode_call(int(other), call):
                 raise ConfigError(
-                    f"process {self.rank} is in {call}, process {other} in {name}: {_SAME}"
+                    f"process {self.rank} is in {call}, process {other} in {name}: {_RULE}"
                 )
 
     def _all_posted(self, call: str, seconds: float) -> bool:
@@ -254,7 +272,7 @@ class CallGuard:
 
 def _encode_call(rank: int, call: str) -> bytes:
     """Who enters what, in as many bytes for any call."""
-    return f"{rank} {call}".encode()[:_LONGEST].ljust(_LONGEST)
+    return f"{rank} {call}".encode()[:_CARD_BYTES].ljust(_CARD_BYTES)
 
 
 def gather_bytes(everyone: list[torch.Tensor], own: bytes, group: Group) -> Any:
@@ -290,5 +308,5 @@ def _describe_mismatch(caller: int, position: Position, other: int, steps: int) 
     """Why a step of ``other`` and a call of ``caller`` wait for each other."""
     return (
         f"process {caller} is in {position['call']} after {position['steps']} steps, but process "
-        f"{other} is in step {steps + 1} without it: {_SAME}"
+        f"{other} is in step {steps + 1} without it: {_RULE}"
     )

@@ -29,8 +29,9 @@ class Riders:
 
     Attributes:
         waiting: by layer, ``[L, ...]``, in the order in which they travel, behind the parts.
-        unjoined: numbers of no layer whose mean each shard of a worker has of its own; they travel
-            with the first ``join_shards``, and their mean is over the shards, too.
+        unjoined: where a worker is divided into shards, the mean over workers of numbers of no
+            layer (such as the loss), which each shard has for itself. It travels with the first
+            ``join_shards``, which makes it the mean over shards, too.
         means: those that have travelled.
     """
 
@@ -45,12 +46,24 @@ class Comm:
     A part has a leading axis of the L workers that this process hosts. All processes make the same
     calls in the same order.
 
+    Counts are those of a world with one process for each worker, however many there are. For
+    example, layers 0 and 1 of a bucket ask for a mean of their parts, and layer 2, which is not
+    compressed, rides along:
+
+    - Between processes one `Comm` has ``layers=[0, 1]`` and is asked once, ``mean([part 0, part
+      1])``. One collective carries part 0, part 1 and the rider, in this order.
+    - In a world of one process nothing travels; on a CPU the layers are exchanged one after the
+      other. The rider is sent first, ``mean([part 0])`` is asked of a `Comm` for layer 0, and
+      ``mean([part 1])`` of another one for layer 1. All share one set ``calls``: the rider enters
+      (turn 0, "mean", type of the numbers) there, and the others, which find it, add their numbers
+      but no collective. So one collective is counted here, too.
+
     Attributes:
         layers: The layers for which parts are counted, one after the other. None: no layer.
         turn: The number of calls so far.
-        kept: Tensors that the caller changes afterwards, such as the deltas of a bucket. Within one
-            process an answer may be the very tensor that was passed; for these tensors it is a
-            copy.
+        protected: Tensors that the caller changes afterwards, such as the deltas of a bucket.
+            Within one process an answer may be the very tensor that was passed; for these tensors
+            it is a copy.
     """
 
     def __init__(
@@ -67,13 +80,14 @@ class Comm:
         Args:
             signal: these are a detector's statistics: bytes, but no floats of the paper's count.
             riders: what travels with the first mean.
-            calls: the collectives that count as made already. In a world of one process layers are
-                exchanged one after the other; between processes one collective would carry them.
+            calls: the collectives that count as made already, (turn, kind, type of the numbers);
+                those of this `Comm` are added. None: none.
+            turn: the number of calls that count as made already.
         """
         self.world, self.layers, self.signal = world, layers, signal
         self.riders = riders or Riders()
         self.calls, self.turn = set[Any]() if calls is None else calls, turn
-        self.kept: Sequence[Tensor] = ()
+        self.protected: Sequence[Tensor] = ()
 
     def mean(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
         """Return the mean of each part over all W workers: ``[L, ...] -> [...]``.
@@ -99,29 +113,30 @@ class Comm:
         return self._apart(self.world.all_gather([*parts]))
 
     def all_to_all(
-        self, parts: Sequence[Tensor], shares: Shares = (), *, kept: bool = False
+        self, parts: Sequence[Tensor], shares: Shares = (), *, owner_keeps: bool = False
     ) -> list[Tensor]:
         """Exchange the parts that workers have for each other. Entry w of ``[L, W, ...]`` is the
         part for worker w before the exchange, and the part from worker w after it.
 
         Args:
-            kept: nothing is gathered afterwards, the owner of a part keeps its sum, as in the
-                reduce-scatter of sharded parameters.
+            owner_keeps: the owner of a part keeps its sum, and nothing is gathered afterwards, as
+                in the reduce-scatter of sharded parameters.
         """
         self._before_others()
-        self._count("scatter" if kept else "exchange", parts, shares)
+        self._count("scatter" if owner_keeps else "exchange", parts, shares)
         self.turn += 1
         return self._apart(self.world.all_to_all([*parts]))
 
-    def keep(self, tensors: Sequence[Tensor]) -> None:
-        """From here on, let no answer share memory with these tensors."""
-        self.kept = () if self.world.lockstep else tensors
+    def protect(self, tensors: Sequence[Tensor]) -> None:
+        """From here on, let no answer share memory with these tensors, and no longer mind the
+        earlier ones."""
+        self.protected = () if self.world.lockstep else tensors
 
     def _apart(self, answers: list[Tensor]) -> list[Tensor]:
-        """The answers, those that share memory with what is ``kept`` as copies."""
-        if not self.kept:
+        """The answers, those that share memory with what is ``protected`` as copies."""
+        if not self.protected:
             return answers
-        memory = {tensor.untyped_storage().data_ptr() for tensor in self.kept}
+        memory = {tensor.untyped_storage().data_ptr() for tensor in self.protected}
         return [
             answer.clone() if answer.untyped_storage().data_ptr() in memory else answer
             for answer in answers

@@ -336,7 +336,7 @@ def exchange_layers(
     compressor.add_residual(bucket, gradients, scale)
     for state in bucket.states:
         state.step += 1
-    comm.keep(bucket.deltas)
+    comm.protect(bucket.deltas)
     updates = compressor.exchange(bucket, comm)
     _check_updates(compressor, updates, bucket.deltas)
     if not bucket.feedback:

@@ -111,7 +111,7 @@ class QuantisedScatter(QuantisedAllReduce):
             wire = own.encode(rows, noise, rows if self.error_feedback else None)
             wires.append(wire.unflatten(0, (hosted, workers)))
             del noise, rows, wire  # and their memory
-        received = comm.all_to_all(wires, kept=True)  # of all, this one's parts
+        received = comm.all_to_all(wires, owner_keeps=True)  # of all, this one's parts
         return [own.sum(x, deltas[0].dtype) for own, x in zip(pieces, received, strict=True)]
 
     def reduce(

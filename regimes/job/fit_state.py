@@ -25,6 +25,7 @@ from regimes.policies.controller import Row
 
 _OF_VALUES = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _OF_BYTES = (EOFError, pickle.UnpicklingError)  # and RuntimeError
+_BY_LAYER = "update"  # the signal whose sums are one tensor per layer
 _NAMED = 3  # layers that a sentence names; it counts the others
 
 
@@ -107,13 +108,17 @@ class LayerMatch:
         ]
 
     def match_sums(self, sums: Mapping[str, list[Tensor]]) -> dict[str, list[Tensor]]:
-        """Return the norm's sums of a unit under way in the model's order, zero for a new layer.
-        "update" has a tensor per layer; any other has one tensor with all layers end to end in its
-        last dimension."""
+        """Return in the model's order what the norms that detectors read (``signal``) have added up
+        in a unit under way, zero for a new layer.
+
+        Args:
+            sums: by signal. "update" has a tensor per layer; any other has one tensor, with all
+                layers end to end in its last dimension.
+        """
         matched = {}
         for name, tensors in sums.items():
             like = tensors[0]
-            if name == "update":
+            if name == _BY_LAYER:
                 zeros = [like.new_zeros(layer.shape) for layer in self.layers]
                 matched[name] = self.match_values(tensors, zeros)
             else:
@@ -129,7 +134,7 @@ def describe_compressor(compressor: Any) -> str:
     return repr(compressor) if is_dataclass(compressor) else type(compressor).__qualname__
 
 
-def with_default_fields(saved: str, compressor: Any) -> str:
+def respell_compressor(saved: str, compressor: Any) -> str:
     """Return the text of a saved compressor as this version would write it: without fields that
     have left, and with those that its version did not have yet. This is done only if this job's
     compressor has the defaults of these fields and is the same otherwise."""

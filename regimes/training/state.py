@@ -32,11 +32,22 @@ from regimes.training.phases import Phase, decisive_changes
 def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     """Starts or continues the record of a run; all processes call it.
 
-    When it continues, or begins a branch, each process first reads the rows and the checkpoint into
-    ``run``, so that all go on from the same unit.
+    Three cases differ in what each process first restores into ``run``, so that all go on from the
+    same unit:
+
+    =========  ========  ===================  =================================================
+    case       resume    ``run.phase.trunk``  what is restored
+    =========  ========  ===================  =================================================
+    new        False     None                 nothing
+    branch     False     a folder             the trunk's rows before the branch, and its
+                                              checkpoint at the branch
+    resumed    True      either               the rows up to the newest checkpoint of ``out``, and
+                                              this; for a branch without one, the trunk's at the
+                                              branch
+    =========  ========  ===================  =================================================
 
     Args:
-        run: the run, not yet trained here.
+        run: the run, not yet trained here; its rows and state are set.
         out: the folder of the record.
         resume: whether the folder has a record to continue.
 
@@ -46,7 +57,7 @@ def open_record(run: Run, out: Path, resume: bool) -> RecordWriter | None:
     Raises:
         RecordError: the record cannot be read or written; all processes raise it.
     """
-    notes = _read_start(run, out, resume) if resume or run.phase.trunk else None
+    notes = _restore_start(run, out, resume) if resume or run.phase.trunk else None
     run.header = _make_header(run)
     run.world.barrier()  # process 0 changes the record only after all have read it
     failure: RecordError | None = None
@@ -119,12 +130,13 @@ def check_same_task(source: Path, before: Mapping[str, Any], now: Mapping[str, A
             raise RecordError(f"{source} was trained with {what}; or choose another folder")
 
 
-def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
-    """Read the rows so far and the newest checkpoint; for a branch that has none, the trunk's at
-    the branch. Epochs after the checkpoint are trained again.
+def _restore_start(run: Run, out: Path, resume: bool) -> Notes | None:
+    """Restore into a run the rows and the checkpoint from which it goes on (see `open_record`).
+    Units after the checkpoint are trained again.
 
     Returns:
-        What became of the state's parts, where another configuration begins.
+        What became of the state's parts, if the checkpoint was written under another configuration;
+        else None.
     """
     trunk = run.phase.trunk
     source = out if resume or trunk is None else trunk
@@ -144,6 +156,8 @@ def _read_start(run: Run, out: Path, resume: bool) -> Notes | None:
         state = checkpoint.load_at(trunk, done) if done else None
     run.rows = read_rows(out if resume else source, header)[:done]
     if run.rows and not resume:
+        # The trunk's last row has the rate of the unit that followed in the trunk. A policy reads
+        # it as the rate of the unit that comes next, which the branch may have changed.
         run.rows[-1] = cast("Row", {**run.rows[-1], "next_lr": _first_rate(run)})
     if len(run.rows) < done:
         raise RecordError(f"{source} lacks epochs that its checkpoint has: was it edited?")

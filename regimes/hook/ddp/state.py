@@ -24,7 +24,7 @@ from regimes.job.fit_state import (
     describe_compressor,
     list_names,
     refuse_state,
-    with_default_fields,
+    respell_compressor,
 )
 from regimes.job.state import (
     State,
@@ -86,7 +86,7 @@ class StateFit:
             self._check_process(saved)
             check_devices(saved, self.job.world)
             state = copy.deepcopy(dict(saved))
-            state["compressor"] = with_default_fields(state["compressor"], self.chosen.compressor)
+            state["compressor"] = respell_compressor(state["compressor"], self.chosen.compressor)
             self._check_plain(state)
             if branch:
                 for key in ("set", "set_before"):  # levels are another configuration's from here on

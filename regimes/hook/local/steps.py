@@ -30,7 +30,7 @@ from regimes.job.fit_state import (
     FittedState,
     damage_as_error,
     describe_compressor,
-    with_default_fields,
+    respell_compressor,
 )
 from regimes.job.job import UnitPlan
 from regimes.job.process_states import ProcessStates
@@ -381,7 +381,7 @@ class LocalSteps(AttachedJob):
             saved_buffers = [list(t.shape) for t in saved["buffers"]]
             fragments = len(saved["outer"]["fragments"])
             # states of versions up to 0.4 do not name it
-            pressed = with_default_fields(saved.get("compressor", here), compressor)
+            pressed = respell_compressor(saved.get("compressor", here), compressor)
         except (LookupError, TypeError, ValueError, AttributeError):
             place, layers, saved_buffers, fragments, pressed = [None, None], {}, [], 0, here
         for name, theirs, mine in (

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from regimes import TopK
 from regimes.base.errors import ConfigError
 from regimes.compression import make_compressor
-from regimes.job.fit_state import with_default_fields
+from regimes.job.fit_state import respell_compressor
 from regimes.job.move_residuals import (
     average_residuals,
     on_processes,
@@ -127,7 +127,7 @@ def test_entries_of_workers_are_found_on_any_process() -> None:
 def test_a_compressor_of_before_has_defaults_for_later_fields(
     saved: str, compressor: TopK, fits: bool
 ) -> None:
-    assert (with_default_fields(saved, compressor) == repr(compressor)) is fits
+    assert (respell_compressor(saved, compressor) == repr(compressor)) is fits
 
 
 @pytest.mark.parametrize("value", ["None", "'compiled'"])
@@ -136,7 +136,7 @@ def test_a_field_of_0_4_that_has_left_is_no_difference(name: str, value: str) ->
     compressor = make_compressor({"name": name})
     saved = repr(compressor).replace("stochastic=True", f"stochastic=True, kernels={value}")
     assert "kernels" in saved
-    assert with_default_fields(saved, compressor) == repr(compressor)
+    assert respell_compressor(saved, compressor) == repr(compressor)
 
 
 def test_a_state_of_a_later_version_is_one_sentence() -> None:

@@ -56,6 +56,7 @@ from regimes.records.extent import (
 )
 from regimes.records.fields import SAVING, differing_fields, resolve_config
 from regimes.records.files import check_output, write_atomically, write_output, write_table
+from regimes.records.hook_fields import NOT_RECORDED, OWN, unknown_fields
 from regimes.records.lines import read_events, read_header, read_lines
 from regimes.records.reader import Record, find_runs, load
 from regimes.records.reporting import check_reporters, make_reporters
@@ -68,5 +69,4 @@ from regimes.records.selection import (
     summary,
 )
 from regimes.records.uncompressed_layers import describe_whole_layers, whole_layers
-from regimes.records.unknown_fields import NOT_RECORDED, OWN, unknown_fields
 from regimes.records.writer import RecordWriter

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, cast
 from regimes.base.errors import RecordError
 from regimes.records.earlier import with_present_names
 from regimes.records.files import opened_to_read
+from regimes.records.hook_fields import without_defaults
 from regimes.records.kinds import find_fault
 from regimes.records.schema import SCHEMA, Event, Header, header_fault, row_kinds
-from regimes.records.unknown_fields import without_defaults
 
 ONE_PER_EPOCH = ("epochs.jsonl", "seconds.jsonl")  # row i is epoch i, of a branch at + i
 LARGEST_FILE, LONGEST_LINE = 2**31, 2**24  # bytes

@@ -12,7 +12,7 @@ from typing import Any
 
 from regimes.base.config import DataConfig, ModelConfig, OptimizerConfig, to_dict
 from regimes.records import read_header, read_lines
-from regimes.records.unknown_fields import KNOWN
+from regimes.records.hook_fields import KNOWN
 
 LOSSES = ("train_loss", "test_loss", "metric")
 CLOCKS = ("epoch", "compute", "compress", "communicate")

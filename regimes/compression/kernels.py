@@ -53,7 +53,7 @@ def cache_tensors(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
                 _held.append(value)
             return value
 
-        get.most = most  # type: ignore[attr-defined]
+        get.forget = remembered.cache_clear  # type: ignore[attr-defined]
         return get
 
     return decorate

@@ -21,7 +21,7 @@ import regimes
 from regimes import compression
 from regimes.base.config import override
 from regimes.base.errors import ConfigError
-from regimes.compression import kernels
+from regimes.compression import orthonormal
 from regimes.compression.exchange import Exchange
 from regimes.compression.sparse import TopK
 from regimes.training import loop
@@ -192,16 +192,20 @@ def test_a_bounded_number_of_graphs_is_kept() -> None:
 
 
 def test_a_graph_outlives_the_caches_of_what_it_reads(tmp_path: Path) -> None:
+    forgotten: list[int] = []
+
     class Forgets(Steps):
         def step(self, *_: Any) -> None:
             if self.diary.graphs["captured"] == 2:
-                kernels._index_padding.forget()
+                orthonormal._diagonals.forget()  # type: ignore[attr-defined]
+                forgotten.append(1)
 
     with pretended.gpu() as diary:
         quiet = [*TINY, *POWERSGD, HIGH, "graphs=2"]
         c = config(*quiet, "data.train_size=64")
         regimes.run(c, tmp_path / "run", reporters=[Forgets(diary)])
         assert diary.graphs["replayed"] > 4
+    assert forgotten
 
 
 @pytest.mark.slow

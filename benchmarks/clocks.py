@@ -418,8 +418,8 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     speeds that clocks predict for the race, and the measured ones."""
     settings = {
         "115k": ("115 k parameters, AdamW", "o", "0.0"),
-        "460k": ("460 k", "s", "0.45"),
-        "1800k": ("1.8 M", "D", "0.7"),
+        "460k": ("427 k", "s", "0.45"),
+        "1800k": ("1.64 M", "D", "0.7"),
         "115k, sgd": ("115 k, SGD", "^", "white"),
     }
     fig = style.figure(4.0)
@@ -463,7 +463,7 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     )
     style.add_caption(
         fig,
-        f"After {length} steps (460 k: {length // 2}, 1.8 M: {length // 4}) of GPTs on one text, "
+        f"After {length} steps (427 k: {length // 2}, 1.64 M: {length // 4}) of GPTs on one text, "
         f"each method at its own best learning rate; means and 95 % intervals over {len(SEEDS)} "
         "seeds. A row without a mark was not trained, or no training without compression is short "
         "enough. Signs are below 0.2. Right: a race on links of 20, 100 and 1000 Mbit/s, "

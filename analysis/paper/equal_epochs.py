@@ -47,7 +47,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # by role, or by these names; the firs
     "accordion": ("accordion", "accordion 4-1"),
 }
 TITLES = {"high": "high compression", "accordion": "ACCORDION"}
-SPOKEN = {"resnet18": "ResNet-18", "vgg19bn": "VGG-19bn", "senet": "SENet", "densenet": "DenseNet"}
+SPOKEN = {
+    "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20",
+    "vgg19bn": "VGG-19bn",
+    "senet": "SENet",
+    "densenet": "DenseNet",
+}
 SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 
 

@@ -28,8 +28,8 @@ TIMES = 11
 
 
 def measure_links(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:
-    """Measure two links: ``within``, that of the slowest machine, and ``between``, that of the
-    machine with the slowest one to the others. A link that the group does not have is missing. All
+    """Measure two links: ``within``, the link inside the slowest machine, and ``between``, the
+    slowest link from a machine to the others. A link that the group does not have is missing. All
     processes must call it, after they have connected.
 
     Args:

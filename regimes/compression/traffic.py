@@ -24,7 +24,7 @@ class TrafficCheck:
         layers: Sequence[Layer],
         world: World,
     ) -> None:
-        """``resolve_level``: that of the `Reducer`."""
+        """``resolve_level`` is the method of the `Reducer` with this name."""
         self.resolve_level, self.layers, self.world = resolve_level, layers, world
         # By layer and level: what a step of each phase has sent, until all phases are known.
         # None: compared, or nothing to compare.

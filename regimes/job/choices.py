@@ -121,7 +121,7 @@ UNNAMED = {"name": "quantised-all-reduce", "level": 8}  # its clock is 1: `cost/
 
 
 def warn_of_unnamed() -> None:
-    """Warn that ``attach`` was told of no compressor and no policy."""
+    """Warn that the call of ``attach`` names neither a compressor nor a policy."""
     bits = UNNAMED["level"]
     warnings.warn(
         f"attach: no compressor or policy is named, so {bits} bits a number are sent: "

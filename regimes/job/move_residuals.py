@@ -100,9 +100,9 @@ def residual_of(worker: int, workers: int, old: Sequence[Tensor | None]) -> Tens
 
 
 def overlaps(worker: int, workers: int, old: int) -> dict[int, int]:
-    """Return from which ``old`` workers one of ``workers`` new ones takes over what they owe, and
-    how much of each. Their parts of [0, 1) overlap: [0, 1) has ``old * workers`` ticks, the part of
-    an old worker ``workers`` of them, that of a new one ``old``."""
+    """Return from which ``old`` workers one of ``workers`` new ones takes over residuals, and how
+    much of each. The interval [0, 1) is cut into ``old * workers`` ticks. The part of an old worker
+    has ``workers`` ticks, and the part of a new worker has ``old``; parts that overlap share."""
     start, stop = worker * old, (worker + 1) * old
     first, last = start // workers, (stop - 1) // workers
     return {

@@ -101,8 +101,8 @@ def as_history(epochs: Sequence[PastEpoch]) -> History:
 
 
 def highest_rate(epochs: Sequence[PastEpoch]) -> float:
-    """Return the highest learning rate so far, with that of the next epoch; without an epoch
-    -inf."""
+    """Return the highest learning rate so far, including the rate of the next epoch. Without
+    an epoch it is -inf."""
     return as_history(epochs).accumulate(
         highest_rate,
         lambda: -math.inf,

@@ -259,7 +259,7 @@ class Run(Job):
     # -- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """Return this process's state; that of all processes is in their files (``checkpoint``)."""
+        """Return this process's state. ``checkpoint`` reads the states of all processes."""
         memories, residuals = self.reducer.state_dict()
         own = {"layers": by_layer(residual=residuals), "hidden": self.gradients.hidden_states()}
         shared = {

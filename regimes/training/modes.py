@@ -17,7 +17,7 @@ def modules_in_eval(model: nn.Module) -> list[nn.Module]:
 
 
 def set_training(model: nn.Module, in_eval: Iterable[nn.Module]) -> None:
-    """Do as ``model.train()`` does, but for modules that stay in evaluation."""
+    """Put the model into training, except for the modules that stay in evaluation."""
     model.train()
     for module in in_eval:
         module.training = False  # and not ``eval()``: parts of it may be in training

@@ -3,18 +3,18 @@
     python -m benchmarks.clocks report   # writes it into the page of the clocks
 
 Both are asked in the situations of `benchmarks.plans`, for which trainings of all methods exist. A
-clock comes from another size than the one in question: 115k for the larger ones, 460k for 115k. It
-is on the line over the logarithm of the length that `clocks.held_out_gaps` takes, at most 1;
+clock comes from another size than the one in question: 115 k for the larger ones, 427 k for 115 k.
+It is on the line over the logarithm of the length that `clocks.held_out_gaps` takes, at most 1;
 compression between local steps has the product of both clocks. With the seconds of a step, as the
 plan itself predicted them, it gives the speed beside dense, clock x dense's seconds / the method's
 seconds, and the fastest method is chosen. With dense's own losses at that size it predicts the gap
 to dense. The rate is dense's best at the length nearest to clock x steps.
 
-The conditions were set before this comparison was made: at 260k and on the plans' situations an rms
-error of predicted gaps of at most 0.05 bits, and below the plans' own; at the rate that is printed
-a mean regret of at most 0.03 bits over nine situations or more; 85 % of the 95 % intervals hold.
-That rate was found afterwards: of four rules this one, and dense's best at as many steps as the
-method's, had the least regret.
+The conditions were set before this comparison was made: at 246 k and on the plans' situations an
+rms error of predicted gaps of at most 0.05 bits, and below the plans' own; at the rate that is
+printed a mean regret of at most 0.03 bits over nine situations or more; 85 % of the 95 % intervals
+hold. That rate was found afterwards: of four rules this one, and dense's best at as many steps as
+the method's, had the least regret.
 """
 
 from __future__ import annotations
@@ -287,9 +287,9 @@ def section(losses: Losses, clocks: Clocks) -> list[str]:
         "",
         f"Gaps to dense that both predict, n = {total.n}: the clocks' rms error is "
         f"{total.ours:.3f} bits, the plans' {total.plans:.3f}. Of the clocks' 95 % intervals "
-        f"{total.inside} of {total.intervals} hold in these situations, and {inside} of {count} at "
-        "260k. Clocks come from another size, dense's losses from the size itself; plans knew "
-        "none of these.",
+        f"{total.inside} of {total.intervals} hold in these situations, and {inside} of {count} "
+        "with 246 k parameters. Clocks come from another size, dense's losses from the size "
+        "itself; plans knew none of these.",
         "",
         "Regret in bits above the best method at its best rate. *At its rate*: at the rate that "
         "is printed, by the clocks dense's best at the length nearest to clock x steps; all others "
@@ -300,7 +300,7 @@ def section(losses: Losses, clocks: Clocks) -> list[str]:
     ]
     for each in found:
         cells = [f"{each.regret[one]:.3f}" for one in who]
-        lines.append(f"| {each.case.name} | {each.chosen} | {each.best} | {' | '.join(cells)} |")
+        lines.append(f"| {each.case.words} | {each.chosen} | {each.best} | {' | '.join(cells)} |")
     cells = [f"{means[one]:.3f}" for one in who]
     mean, low, high = t_interval(beside_fixed(found))
     return [

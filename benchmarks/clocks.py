@@ -16,10 +16,10 @@ of the model, that it is about 1 for 8 and 4 bits and 0.8 for a synchronisation 
 that it falls with length for methods that lose much: rank 4 has 0.82, 0.72 and 0.68 at 300, 600 and
 1,200 steps, and in a check with two rates TopK of 10 % had 0.67 and 0.56, and rank 2 0.65 and 0.51,
 at 300 and 600. That was found afterwards. Written before any training of this module. Each of these
-would refute it, where a clock is the mean over seeds and the length is that of 115k (half of it at
-460k):
+would refute it, where a clock is the mean over seeds, and lengths are those of 115 k parameters
+(halved at 427 k):
 
-- *Size*: for some method and length the clock at 460k divided by that at 115k is outside 0.85 to
+- *Size*: for some method and length the clock at 427 k divided by that at 115 k is outside 0.85 to
   1.18, by more than its 95 % interval.
 - *Length*: the clock of 4 bits, or of a synchronisation every 8 steps, changes by more than 10 %
   with a doubling of the length; or that of rank 1, rank 2, TopK of 10 % or signs does not fall by
@@ -28,9 +28,9 @@ would refute it, where a clock is the mean over seeds and the length is that of 
   outside 0.56 +- 0.08, every 32 steps outside 0.63 +- 0.08.
 - *Optimiser*: with SGD the clock of rank 1, TopK of 10 % or every 8 steps differs from that with
   AdamW by more than 20 %.
-- *Held out*: the size 260k, and its lengths of 450 and 900 steps, are trained last. Each method's
-  clock is taken from a line over the logarithm of the length that is fitted to 115k and 460k.
-  Together with dense's own losses at 260k it predicts the gaps to dense; their rms error over all
+- *Held out*: the size 246 k, and its lengths of 450 and 900 steps, are trained last. Each method's
+  clock is taken from a line over the logarithm of the length that is fitted to 115 k and 427 k.
+  Together with dense's own losses at 246 k it predicts the gaps to dense; their rms error over all
   methods and both lengths is above 0.05 bits per byte.
 - *Plans*: at the plan's rate the mean regret of the nine plans is outside 0.08 to 0.25 bits (at the
   best rate that was found it is 0.008 for plans from a smaller model), or always 4 bits every 8
@@ -54,6 +54,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from benchmarks import clock_choices, race, race_report
 from benchmarks.plans import (
     LOSSES,
+    PARAMETERS,
     PLANS,
     SCALED,
     SEEDS,
@@ -251,7 +252,7 @@ class Gap:
 
 
 def held_out_gaps(losses: Losses, size: str = "260k") -> list[Gap]:
-    """The gaps that clocks of 115k and 460k predict, beside what was trained. A method's clock is
+    """The gaps that clocks of 115 k and 427 k predict, beside what was trained. A method's clock is
     on a line over the logarithm of the length, by least squares."""
     clocks, dense, gaps = all_clocks(losses), Dense.of(losses, size), []
     for method in METHODS:
@@ -290,9 +291,8 @@ def report(losses: Losses) -> str:
             "method that ends at some loss after N steps has the clock k if dense ends there after "
             f"k N steps, each at its own best learning rate. Mean of n = {len(SEEDS)} seeds with "
             "its 95 % interval; language models on one text, AdamW unless SGD is named. Lengths "
-            "are those of 115k; a model of 460k parameters was trained for half and 1800k for a "
-            "quarter of the steps. `python -m benchmarks.clocks train` trains, `report` writes "
-            "this page.",
+            "are those of 115 k parameters; 427 k were trained for half of the steps, and 1.64 M "
+            "for a quarter. `python -m benchmarks.clocks train` trains, `report` writes this page.",
             "",
             "![Clocks of nine methods, and the speeds that they predict](clocks.png)",
             "",
@@ -316,7 +316,7 @@ def table(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
     """Lines of the table of clocks, a row for each method and length."""
     sizes = ("115k", "460k", "1800k", "115k, sgd")
     lines = [
-        "| method | steps | " + " | ".join(size.replace("sgd", "SGD") for size in sizes) + " |",
+        "| method | steps | " + " | ".join(map(_in_words, sizes)) + " |",
         "|---|---:|" + "---:|" * len(sizes),
     ]
     for method, label in LABELS.items():
@@ -324,6 +324,12 @@ def table(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
             cells = [_cell(clocks.get((size, method, length))) for size in sizes]
             lines.append(f"| {label} | {length} | {' | '.join(cells)} |")
     return lines
+
+
+def _in_words(size: str) -> str:
+    """A size as pages have it: the number of parameters, and SGD where it is the optimiser."""
+    size, comma, _ = size.partition(",")
+    return PARAMETERS[size] + (", SGD" if comma else "")
 
 
 def _cell(clock: Clock | None) -> str:
@@ -345,7 +351,7 @@ def _race_lines(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
         "## Beside the race",
         "",
         "How many times as fast as DDP an entrant of the [race](race.md) comes to 3 bits per "
-        f"byte, n = {len(speeds)}: predicted by the clock of 115k at 600 steps times the measured "
+        f"byte, n = {len(speeds)}: predicted by the clock of 115 k at 600 steps times the measured "
         f"seconds of their steps, and measured. The rms of the logarithm of their ratio is "
         f"{raced_error(speeds):.2f}, r = {np.corrcoef(logs)[0, 1]:.3f}.",
         "",
@@ -384,7 +390,7 @@ class Raced:
 
 
 def raced_speeds(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> list[Raced]:
-    """Of the entrants with a clock, which is that of 115k at a length, on all links and models."""
+    """Of the entrants with a clock, which is that of 115 k at a length, on all links and models."""
     found = []
     for grid in race.COURSES:
         lines = race.read(grid)
@@ -417,10 +423,10 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     """The clock of each method after 600 steps, in four settings; one row a method. Beside it the
     speeds that clocks predict for the race, and the measured ones."""
     settings = {
-        "115k": ("115 k parameters, AdamW", "o", "0.0"),
-        "460k": ("427 k", "s", "0.45"),
-        "1800k": ("1.64 M", "D", "0.7"),
-        "115k, sgd": ("115 k, SGD", "^", "white"),
+        "115k": (f"{PARAMETERS['115k']} parameters, AdamW", "o", "0.0"),
+        "460k": (_in_words("460k"), "s", "0.45"),
+        "1800k": (_in_words("1800k"), "D", "0.7"),
+        "115k, sgd": (_in_words("115k, sgd"), "^", "white"),
     }
     fig = style.figure(4.0)
     ax, beside = fig.subplots(1, 2, width_ratios=[1.5, 1])
@@ -490,7 +496,7 @@ def _outcomes(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
                 if high < 0.85 or low > 1.18:
                     apart.append(f"{label} at {length} steps: {mean:.2f} [{low:.2f}, {high:.2f}]")
     lines = [
-        "- *Size*: at 460k a clock is 0.85 to 1.18 of that at 115k: "
+        "- *Size*: with 427 k parameters a clock is 0.85 to 1.18 times the clock with 115 k: "
         + (f"refuted by {'; '.join(apart)}" if apart else "holds")
         + f" ({compared} methods and lengths).",
     ]
@@ -506,7 +512,7 @@ def _outcomes(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
                 if (one := seen(size, method, length)) is not None
                 and (two := seen(size, method, 2 * length)) is not None
             ]
-            wrong = [f"{x:.2f} ({size}, {n} to {2 * n})" for size, n, x in steps]
+            wrong = [f"{x:.2f} ({PARAMETERS[size]}, {n} to {2 * n})" for size, n, x in steps]
             holds = all(least <= x <= most for *_, x in steps)
             verdict = "not known" if not steps else "holds" if holds else "refuted"
             lines.append(
@@ -544,12 +550,12 @@ def _outcomes(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
 def _held_out(gaps: Sequence[Gap]) -> list[str]:
     known_gaps = [gap for gap in gaps if math.isfinite(gap.predicted)]
     if not known_gaps:
-        return ["- *Held out*: 260k is not trained yet."]
+        return ["- *Held out*: 246 k is not trained yet."]
     rms = math.sqrt(statistics.fmean((g.predicted - g.measured) ** 2 for g in known_gaps))
     whole = len(gaps) == 2 * (len(METHODS) - 1)  # signs have no clock, dense has none so short
     verdict = ("refuted" if rms > 0.05 else "holds") if whole else "not all trained yet"
     lines = [
-        "- *Held out*: at 260k the gaps to dense are predicted with an rms error of at most 0.05 "
+        "- *Held out*: at 246 k the gaps to dense are predicted with an rms error of at most 0.05 "
         f"bits: {verdict}; it is {rms:.4f} over {len(known_gaps)} gaps. Signs have no clock "
         "from which to predict.",
         "",

@@ -3,19 +3,18 @@
     python -m benchmarks.plans truth --jobs 2   # 4 hours on 2 cores; can be continued
     python -m benchmarks.plans report
 
-*truth* trains a text model of three sizes (`lm-small`, and four and sixteen times its parameters)
-by each method at several lengths, with three learning rates each and more where the best is at an
-end, and with two more seeds at the two best rates. The loss of a method in T seconds on a link is
-that at the steps for which its predicted seconds leave time, between the lengths on a line over the
-logarithm, at the rate of the lowest mean over seeds. The second rate was added after the first
-losses were there, and before any plan: at 300 steps the rate that was best by one seed lost 0.6
-bits in another.
+*truth* trains a text model of three sizes (`lm-small`, which has 115 k parameters, and two wider
+ones with 427 k and 1.64 M) by each method at several lengths, with three learning rates each and
+more where the best is at an end, and with two more seeds at the two best rates. The loss of a
+method in T seconds on a link is that at the steps for which its predicted seconds leave time,
+between the lengths on a line over the logarithm, at the rate of the lowest mean over seeds. The
+second rate was added after the first losses were there, and before any plan: at 300 steps the rate
+that was best by one seed lost 0.6 bits in another.
 
 The plans of ``plans.jsonl`` were asked for in each of `SITUATIONS`, 10 minutes of one core each,
 with seeds of their own, of the search that `regimes plan` had up to commit fd0251ea, where the
-command that asked stands.
-Plans of the larger sizes train the smallest alone (``probe``); those named *own* train the size
-itself.
+command that asked stands. Plans of the larger sizes train the smallest alone (``probe``); those
+named *own* train the size itself.
 
 *report* tells for each plan the regret of the method that it chooses: its loss minus the best
 method's, in bits per byte. Once the method is taken at its best rate, which the trainings of all
@@ -30,11 +29,11 @@ and compared many short trainings. Its twelve plans were predicted to lose at mo
 best method in the mean; the six of the smallest size lost 0.112, more than always 4 bits (0.094),
 and 26 of 33 intervals held. This is the second search: fewer and longer trainings, each method at
 the best rate that was tried. It was made with the losses of the smallest size in sight, so that
-only 460k and 1800k judge it. Before any of their losses that count, the seconds of three of their
+only 427 k and 1.64 M judge it. Before any of their losses that count, the seconds of three of their
 situations became shorter: trainings of fast methods would have been longer than any that is
 measured.
 
-Written before any plan of the second search, and before any loss of 1800k and most of 460k: the
+Written before any plan of the second search, and before any loss of 1.64 M and most of 427 k: the
 regret of plans from own probes is at most 0.03 bits in the mean, and below each fixed choice's; at
 least 85 % of the 95 % intervals contain what is measured. For plans from a smaller model it is
 doubtful that its gap to dense is the larger one's: if less than 85 % hold there, or the regret is
@@ -68,6 +67,7 @@ HERE = Path(__file__).parent
 LOSSES, PLANS = HERE / "plans_losses.jsonl", HERE / "plans.jsonl"
 
 WIDTHS = {"115k": 64, "460k": 128, "1800k": 256}
+PARAMETERS = {"115k": "115 k", "260k": "246 k", "460k": "427 k", "1800k": "1.64 M"}  # of a size
 SCALED = {"115k": 1.0, "460k": 0.5, "1800k": 0.25}  # the lengths, of those of the smallest model
 SHORT, MIDDLE, LONG = (150, 300, 600, 1200), (300, 600, 1200), (600, 1200, 2400)
 METHODS = {
@@ -102,6 +102,11 @@ class Situation:
     @property
     def name(self) -> str:
         return f"{self.size} {self.link} {self.seconds:g} s" + ", own probes" * self.own
+
+    @property
+    def words(self) -> str:
+        """The name as pages have it: with the number of parameters in place of the size."""
+        return self.name.replace(self.size, f"{PARAMETERS[self.size]},", 1)
 
     @property
     def smaller(self) -> bool:
@@ -381,11 +386,11 @@ def markdown(found: Sequence[Verdict]) -> str:
         sure = each.chosen + ("" if each.decided else " (not decided)")
         inside, count = each.covered
         text.append(
-            f"| {each.case.name} | {sure} | {each.best} | {' | '.join(cells)} | "
+            f"| {each.case.words} | {sure} | {each.best} | {' | '.join(cells)} | "
             f"{inside} of {count} |"
         )
     groups = {
-        "115k": [each for each in found if each.case.size == "115k"],
+        PARAMETERS["115k"]: [each for each in found if each.case.size == "115k"],
         "larger, own probes": [each for each in found if each.case.own],
         "larger, probes of a smaller model": [each for each in found if each.case.smaller],
     }

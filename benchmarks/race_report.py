@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 DELAY = {20: 0.025}  # seconds in each direction, of links in Mbit/s
-PARAMETERS = {"race-lm": "115 k", "race-lm-460k": "460 k"}  # of grids
+PARAMETERS = {"race-lm": "115 k", "race-lm-460k": "427 k"}  # of grids
 TARGETS = (3.0, 2.8)  # bits per byte
 AT = 100  # Mbit/s, of the figure
 CLEAR = 0.1  # a difference of steps whose order a prediction should have

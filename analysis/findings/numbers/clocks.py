@@ -60,7 +60,7 @@ def clock_share(size: str, method: str, length: int, other: int) -> Interval:
 
 @number
 def clocks_alike() -> dict[str, int]:
-    """How many methods and lengths have a clock with 115 k and with 460 k parameters, and in how
+    """How many methods and lengths have a clock with 115 k and with 427 k parameters, and in how
     many the interval of their ratio lies outside 0.85 to 1.18."""
     clocks = _clocks()
     known = {key for key, values in clocks.items() if all(map(math.isfinite, values))}

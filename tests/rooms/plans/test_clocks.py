@@ -61,7 +61,7 @@ def test_gaps_of_a_held_out_size_follow_from_clocks_and_its_dense_losses() -> No
 def test_the_page_names_what_was_refuted() -> None:
     apart = {"115k": {"powersgd:1": 0.4}, "460k": {"powersgd:1": 0.6}}
     text = clocks.report(made(apart, spread=0.1))
-    assert "clock is 0.85 to 1.18 of that at 115k: refuted by rank 1 at" in text
+    assert "clock is 0.85 to 1.18 times the clock with 115 k: refuted by rank 1 at" in text
     assert "rank 1 falls by 10 to 30 % with a doubling: refuted" in text
     assert "rank 1 has 0.35 +- 0.1 at 600 steps: holds" in text
 

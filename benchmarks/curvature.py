@@ -44,8 +44,8 @@ from benchmarks.harness import interleaved
 from regimes.base.seeding import derive_seed, make_generator
 from regimes.data.models import build_model
 from regimes.instruments.hessian import Eigenpairs, HessianProduct, cross_entropy, eigenvalues
+from regimes.instruments.hessian.eigenvalues import warm_start
 from regimes.instruments.hessian.lanczos import Krylov, lanczos, random_direction
-from regimes.instruments.hessian.spectrum import warm_start
 from regimes.records import write_output
 from regimes.records.provenance import processor_name
 

@@ -46,7 +46,7 @@ import regimes
 from benchmarks.harness import peak_memory
 from benchmarks.large import steps
 from regimes.cli import html_report as report
-from regimes.cli import live as watch
+from regimes.cli import monitor as watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, make_policy
 from regimes.policies.controller import Controller, WholeController

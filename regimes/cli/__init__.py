@@ -1,6 +1,6 @@
 """The commands: each parses its words, calls the toolkit and prints. Nothing imports this room.
 
-``train`` has the commands that train, ``read`` those that read records. ``live`` is `regimes
+``train`` has the commands that train, ``read`` those that read records. ``monitor`` is `regimes
 watch`, ``machine`` `regimes doctor`, ``html_report`` `regimes report`. Torch is imported when
 training starts.
 """

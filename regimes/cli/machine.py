@@ -27,7 +27,7 @@ from regimes.base.console.stdout import escape_control, make_console
 from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
 from regimes.base.errors import RecordError
-from regimes.cli.live import ACTIVE, describe_state
+from regimes.cli.monitor import ACTIVE, describe_state
 from regimes.collectives.launcher import LOOPBACK, read_launch
 from regimes.records import find_edit, find_runs, load, provenance, unpack_records
 

@@ -28,7 +28,7 @@ def watch(
         folder: folder of a run or of many runs.
         once: print the state and end.
     """
-    from regimes.cli.live import watch_runs as follow
+    from regimes.cli.monitor import watch_runs as follow
 
     follow(folder, once=once)
 

@@ -23,8 +23,8 @@ from runs import same_bits
 import regimes
 from regimes.base.config import RunConfig
 from regimes.base.errors import ConfigError
-from regimes.cli.live import describe_state as state_of
 from regimes.cli.machine import judge_record
+from regimes.cli.monitor import describe_state as state_of
 from regimes.records import load, read_lines
 from regimes.search import cluster, sweep, tune
 from regimes.training import checkpoint, loop

@@ -13,7 +13,7 @@ from ddp_scripts import group, own_loop
 
 import regimes
 from regimes.cli.html_report import render_page
-from regimes.cli.live import watch_runs
+from regimes.cli.monitor import watch_runs
 from regimes.cost.cases import make_cases
 from regimes.cost.network import Network
 from regimes.cost.predict import predict_seconds

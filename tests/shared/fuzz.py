@@ -34,8 +34,8 @@ from rich.console import Console
 
 import regimes
 from regimes.base.config import RunConfig, override
-from regimes.cli.live import watch_runs
 from regimes.cli.machine import judge_record
+from regimes.cli.monitor import watch_runs
 from regimes.policies.replay import detect
 from regimes.records import load
 from regimes.training.build import prepare_run

@@ -33,7 +33,7 @@ from regimes.records import RecordWriter, locate_trunk
 from regimes.records.branches import trunk_table
 from regimes.search import rounds as search_rounds
 from regimes.search import sweep, tune
-from regimes.search.harms.decide import Pulse
+from regimes.search.harms.evidence import Pulse
 from regimes.training.quirks import resolve_quirks
 
 STORED = Path(__file__).parents[1] / "data" / "searches.json"

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import regimes
 from regimes.base.errors import RecordError, RegimesError
-from regimes.cli.live import watch_runs
 from regimes.cli.machine import judge_record
+from regimes.cli.monitor import watch_runs
 from regimes.policies.replay import detect
 from regimes.records import RecordWriter, load, load_all, read_lines, summary
 

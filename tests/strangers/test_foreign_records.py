@@ -17,8 +17,8 @@ from plain import record as make
 
 from regimes import policies
 from regimes.base.errors import ConfigError, RecordError
-from regimes.cli.live import watch_runs
 from regimes.cli.machine import check_records, judge_record
+from regimes.cli.monitor import watch_runs
 from regimes.cost.network import Network
 from regimes.cost.predict import main as cost
 from regimes.data.tree import unpack_images

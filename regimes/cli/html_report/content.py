@@ -18,7 +18,7 @@ from regimes.base.console.progress import track_progress
 from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
 from regimes.base.errors import RecordError, RegimesError
-from regimes.cli.live import describe_state
+from regimes.cli.monitor import describe_state
 from regimes.cost.cases import compared_fields, make_cases
 from regimes.cost.network import Network, format_bandwidth
 from regimes.cost.predict import predict_seconds
@@ -48,7 +48,7 @@ class RunEntry:
     """Describes one run's folder, as far as it can be read."""
 
     place: str  # relative to the folder of the study
-    state: str  # "damaged", or as `cli.live.describe_state` calls it
+    state: str  # "damaged", or as `cli.monitor.describe_state` calls it
     more: str = ""  # why it stopped, or what is damaged
     progress: str = ""  # trained epochs, in words
     record: Record | None = None

@@ -8,6 +8,8 @@
 The two other measures are ``fisher_trace`` and ``critical_sharpness``.
 """
 
+from regimes.instruments.hessian.density import Density, density
+from regimes.instruments.hessian.eigenvalues import eigenvalues, layer_eigenvalues
 from regimes.instruments.hessian.first_order import (
     CriticalSharpness,
     FisherTrace,
@@ -17,14 +19,7 @@ from regimes.instruments.hessian.first_order import (
 from regimes.instruments.hessian.lanczos import Eigenpairs
 from regimes.instruments.hessian.operator import HessianProduct
 from regimes.instruments.hessian.probe import Estimate, cross_entropy
-from regimes.instruments.hessian.spectrum import (
-    Density,
-    density,
-    eigenvalues,
-    layer_eigenvalues,
-    layer_traces,
-    trace,
-)
+from regimes.instruments.hessian.traces import layer_traces, trace
 
 __all__ = [
     "CriticalSharpness",

@@ -9,7 +9,7 @@ graphs; the others' are rebuilt for each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from typing import Any
@@ -46,6 +46,9 @@ from regimes.instruments.hessian.probe import (
 )
 from regimes.instruments.hessian.weights import Weight, weights_of
 
+# names of parameters, a block for each; or by layer the names of the parameters that have one block
+# together; None: each parameter
+Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 Kind = str  # "hessian" or "gauss-newton"
 Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vectors, layers)
 
@@ -164,6 +167,21 @@ class HessianProduct:
     def split(self, flat: Float[Tensor, "*k d"]) -> dict[str, Float[Tensor, "*k _"]]:
         """Return views of a flat vector or block, by layer name."""
         return {n: flat[..., s] for n, s in zip(self.names, self.slices, strict=True)}
+
+    def locate_layers(self, layers: Layers) -> dict[str, list[int]]:
+        """Return by layer the indices of its parameters; ConfigError for a name that no parameter
+        has."""
+        if not isinstance(layers, Mapping):
+            layers = {name: [name] for name in (self.names if layers is None else layers)}
+        for name in (name for names in layers.values() for name in names):
+            if name not in self.names:
+                raise ConfigError(f"No layer {name!r} with a gradient; have {self.names}.")
+        places = {name: i for i, name in enumerate(self.names)}
+        # once each: the traces and products of a parameter that is named twice would be added up
+        return {
+            layer: [places[name] for name in dict.fromkeys(names)]
+            for layer, names in layers.items()
+        }
 
     def _weights_now(self) -> tuple[list[int], int]:
         """What a change of the weights changes. Versions are those of torch's in-place operations;

@@ -28,6 +28,12 @@ from regimes.instruments.hessian.operator import HessianProduct
 from regimes.instruments.hessian.probe import Estimate, preserve_model
 
 
+def is_chosen(backend: str) -> bool:
+    """Answer whether a ``backend`` is PyHessian; ConfigError for one that is neither."""
+    require(backend in ("lanczos", "pyhessian"), "backend", backend, "'lanczos' or 'pyhessian'")
+    return backend == "pyhessian"
+
+
 def eigenvalues(
     hessian: HessianProduct, k: int, tolerance: float, max_products: int, seed: int
 ) -> Eigenpairs:

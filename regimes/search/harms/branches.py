@@ -14,7 +14,7 @@ from regimes.base.config import BranchConfig, RunConfig
 from regimes.base.errors import TrainingError, require
 from regimes.plotting.groups import tested_by
 from regimes.records import Record, last_metric, load, trunk_reference, unit_name
-from regimes.search.harms.decide import Pulse, Run, units_trained
+from regimes.search.harms.evidence import Pulse, PulseRun, units_trained
 from regimes.search.harms.kinds import PulseKind, apply_pulse
 from regimes.search.harms.ladder import grid_toml, ladders_of
 from regimes.search.harms.rates import mean_rates
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regimes.data.task import Task
 
 
-class BranchSearch(RecordSearch[Run], HarmSearch):
+class BranchSearch(RecordSearch[PulseRun], HarmSearch):
     """Searches for harm among trunks of several seeds, which the trainer trains, and their
     branches.
 
@@ -64,13 +64,13 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
 
     # -- runs --------------------------------------------------------------------------------
 
-    def cell(self, run: Run) -> Cell:
+    def cell(self, run: PulseRun) -> Cell:
         """Return the folder and the configuration of a run."""
         (pulse, seed), folder = run, self.out / self.name(run)
         config = replace(self.trunk, seed=self.trunk.seed + seed)
         if pulse is None:
             return folder, config
-        kind, trunk = self.kind_of(pulse), self.out / self.name(Run(None, seed))
+        kind, trunk = self.kind_of(pulse), self.out / self.name(PulseRun(None, seed))
         length = pulse.length if len(pulse.spans) == 1 else None
         branch = BranchConfig(
             of=trunk_reference(trunk, folder), at=pulse.first, length=length, skip=kind.skip or None
@@ -78,7 +78,7 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         config = apply_pulse(replace(config, checkpoint_keep=None), kind, pulse.spans)
         return folder, replace(config, name=self.label(pulse), branch=branch)
 
-    def record(self, run: Run) -> Record:
+    def record(self, run: PulseRun) -> Record:
         """Return the record of a run that has ended. Each is read once."""
         name = self.name(run)
         if name not in self._records:
@@ -91,24 +91,24 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         self.jobs = jobs
         return self.conclude(self.run_rounds(budget, show))
 
-    def may_fail(self, run: Run, error: str) -> bool:
+    def may_fail(self, run: PulseRun, error: str) -> bool:
         return run.pulse is not None and super().may_fail(run, error)  # a trunk ends
 
-    def cost(self, run: Run) -> float:
-        return units_trained(run, len(self.record(Run(None, 0)).rows))
+    def cost(self, run: PulseRun) -> float:
+        return units_trained(run, len(self.record(PulseRun(None, 0)).rows))
 
     # -- results -----------------------------------------------------------------------------
 
-    def facts_of(self, log: SearchLog[Run]) -> Facts:
-        return facts_of_trunk(self.record(Run(None, 0)))
+    def facts_of(self, log: SearchLog[PulseRun]) -> Facts:
+        return facts_of_trunk(self.record(PulseRun(None, 0)))
 
-    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def end_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         return _last_metric(self.record(run))
 
-    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def harm_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         if log.results[run] is not None:
             return math.inf
-        trunk = Run(None, run.seed)
+        trunk = PulseRun(None, run.seed)
         self.end_of(trunk, log)  # raises where it is not finite
         end, shown = last_metric(self.record(run), 1), tested_by(self.record(trunk))
         if not math.isfinite(end):
@@ -116,7 +116,7 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
         sign = shown.factor * (1 if shown.lower else -1)
         return sign * (end - last_metric(self.record(trunk), 1))
 
-    def describe_run(self, run: Run, log: SearchLog[Run]) -> str:
+    def describe_run(self, run: PulseRun, log: SearchLog[PulseRun]) -> str:
         name, why = self.name(run), log.results[run]
         if why is not None:
             return f"{name}: broke, {why}"
@@ -128,18 +128,18 @@ class BranchSearch(RecordSearch[Run], HarmSearch):
             return f"{name}: broke, the {shown.name} in the end is not finite"
         return f"{name}: harm {harm:z.{shown.digits + 1}f} {shown.unit}"
 
-    def check_result(self, run: Run, result: Any) -> None:
+    def check_result(self, run: PulseRun, result: Any) -> None:
         expect(result is None or (isinstance(result, str) and run.pulse is not None))
 
-    def conclude(self, log: SearchLog[Run]) -> Harm:
+    def conclude(self, log: SearchLog[PulseRun]) -> Harm:
         """Return what the rounds have found, with bytes, rates and ladders."""
-        first, evidence = self.record(Run(None, 0)), self.judge(log)
+        first, evidence = self.record(PulseRun(None, 0)), self.judge(log)
         rates = mean_rates(first)
         # by pulse, the share of the trunk's bytes that is not sent, a mean over seeds
         shares: dict[Pulse, list[float]] = {}
         for (pulse, seed), harm in evidence.harms.items():
             if pulse is not None and not math.isinf(harm):
-                pair = self.record(Run(pulse, seed)), self.record(Run(None, seed))
+                pair = self.record(PulseRun(pulse, seed)), self.record(PulseRun(None, seed))
                 sent, whole = (float(run.epochs["bytes"].sum()) for run in pair)
                 shares.setdefault(pulse, []).append(1 - sent / whole if whole else 0.0)
         answer = replace(

@@ -10,7 +10,8 @@ from matplotlib.lines import Line2D
 
 from regimes.base.statistics import LEAST
 from regimes.plotting import style
-from regimes.search.harms.decide import WORDS, Call, HarmEvidence, LostTime
+from regimes.search.harms.evidence import HarmEvidence
+from regimes.search.harms.judge import WORDS, Call, LostTime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

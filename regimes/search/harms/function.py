@@ -15,7 +15,7 @@ from typing import Any
 
 from regimes.base.errors import ConfigError, TrainingError, require
 from regimes.plotting.looks import Metric
-from regimes.search.harms.decide import Pulse, Run, units_trained
+from regimes.search.harms.evidence import Pulse, PulseRun, units_trained
 from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 from regimes.search.harms.search import Facts, HarmSearch
@@ -55,7 +55,7 @@ class FunctionSearch(HarmSearch):
         """Train runs until all is resolved or the budget is spent, and return what was found."""
         return self.conclude(self.run_rounds(budget, show))
 
-    def train(self, runs: Sequence[Run], ended: Callable[[Run, Any], None]) -> None:
+    def train(self, runs: Sequence[PulseRun], ended: Callable[[PulseRun, Any], None]) -> None:
         """Call the function for each of these runs.
 
         Raises:
@@ -69,26 +69,26 @@ class FunctionSearch(HarmSearch):
                 raise TrainingError(f"{self.name(run)}: the metric is {metric}")
             ended(run, metric if ended_well else None)
 
-    def cost(self, run: Run) -> float:
+    def cost(self, run: PulseRun) -> float:
         return units_trained(run, self.units)
 
-    def facts_of(self, log: SearchLog[Run]) -> Facts:
-        return Facts(self.units, self.end_of(Run(None, 0), log), 0.0, self.shown)
+    def facts_of(self, log: SearchLog[PulseRun]) -> Facts:
+        return Facts(self.units, self.end_of(PulseRun(None, 0), log), 0.0, self.shown)
 
-    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def end_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         return self.shown.factor * float(log.results[run])
 
-    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def harm_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         value = log.results[run]
         if value is None:
             return math.inf
         sign = self.shown.factor * (1 if self.shown.lower else -1)
-        return float(sign * (value - log.results[Run(None, run.seed)]))
+        return float(sign * (value - log.results[PulseRun(None, run.seed)]))
 
-    def describe_run(self, run: Run, log: SearchLog[Run]) -> str:
+    def describe_run(self, run: PulseRun, log: SearchLog[PulseRun]) -> str:
         return f"{self.name(run)}: {self.shown.name} {log.results[run]}"
 
-    def check_result(self, run: Run, result: Any) -> None:
+    def check_result(self, run: PulseRun, result: Any) -> None:
         if result is not None or run.pulse is None:
             expect(abs(as_number(result)) <= LARGEST)
 

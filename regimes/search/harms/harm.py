@@ -60,8 +60,8 @@ def harm(
     Args:
         what: a preset's name, the path of a TOML file, a configuration, or a model as `simulate`
             takes it. With ``units`` it is a function that trains: it gets a pulse
-            (`regimes.search.harms.decide.Pulse`, or None for the trunk) and a seed, and returns the
-            metric.
+            (`regimes.search.harms.evidence.Pulse`, or None for the trunk) and a seed, and returns
+            the metric.
         train_data, test_data: the data of a model, as `simulate` takes them.
         pulse: what pulses change, in the words of `harms.kinds`. Several are tried each by
             itself.

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 from regimes.base.config import DENSE, RunConfig, override, override_fields
 from regimes.base.errors import ConfigError, require, suggest_nearest
 from regimes.plotting.looks import level_text
-from regimes.search.harms.decide import DELETION
+from regimes.search.harms.evidence import DELETION
 
 Spans = Sequence[tuple[int, int]]
 Field = Literal["policy", "batch_policy", "sync_policy"]

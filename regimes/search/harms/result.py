@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 from regimes.base.errors import ConfigError
 from regimes.base.statistics import LEAST, interval_names
 from regimes.plotting.looks import Metric
-from regimes.search.harms.decide import (
-    MOST_SEEDS,
-    WORDS,
-    Comparison,
-    HarmEvidence,
-    LostTime,
-    Pulse,
-    PulseVerdict,
-)
+from regimes.search.harms.evidence import HarmEvidence, Pulse
+from regimes.search.harms.judge import MOST_SEEDS, WORDS, Comparison, LostTime, PulseVerdict
 from regimes.search.harms.kinds import PulseKind
 
 if TYPE_CHECKING:
@@ -76,7 +69,7 @@ class Harm:
     @property
     def table(self) -> pd.DataFrame:
         """Give one row per phase, in order, with the columns arm, first and last unit, call, harm
-        with its interval (see `harms.decide`; in the metric's unit, positive is worse), n (seeds),
+        with its interval (see `harms.judge`; in the metric's unit, positive is worse), n (seeds),
         needed (seeds that would decide), minutes (until then), saved (share of the trunk's bytes),
         lost (harm of the same units left out, with its interval), lost_n, times (harm as a multiple
         of it, with its interval), and beside ("more" or "less" harm than that, "not decided")."""

@@ -21,15 +21,8 @@ from typing import Any
 from regimes.base.errors import RecordError, require
 from regimes.base.statistics import LEAST
 from regimes.plotting.looks import Metric
-from regimes.search.harms.decide import (
-    DELETION,
-    HarmEvidence,
-    Pulse,
-    Rules,
-    Run,
-    next_round,
-    parts_within,
-)
+from regimes.search.harms.decide import next_round, parts_within
+from regimes.search.harms.evidence import DELETION, HarmEvidence, Pulse, PulseRun, Rules
 from regimes.search.harms.kinds import LEFT_OUT, PulseKind
 from regimes.search.harms.result import Harm
 from regimes.search.rounds import (
@@ -69,7 +62,7 @@ class Facts:
         return POINTS if self.shown.name == "accuracy" else OF_TRUNK * abs(self.last)
 
 
-class HarmSearch(Search[Run]):
+class HarmSearch(Search[PulseRun]):
     """Searches for harm, whatever trains its runs.
 
     Attributes:
@@ -103,15 +96,15 @@ class HarmSearch(Search[Run]):
     # -- of what trains ----------------------------------------------------------------------
 
     @abc.abstractmethod
-    def facts_of(self, log: SearchLog[Run]) -> Facts:
+    def facts_of(self, log: SearchLog[PulseRun]) -> Facts:
         """Return what the first trunk says."""
 
     @abc.abstractmethod
-    def end_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def end_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         """Return the metric of a trunk in the end, in the unit of figures."""
 
     @abc.abstractmethod
-    def harm_of(self, run: Run, log: SearchLog[Run]) -> float:
+    def harm_of(self, run: PulseRun, log: SearchLog[PulseRun]) -> float:
         """Return the harm of a pulse that has ended; infinite if the training broke."""
 
     def kind_of(self, pulse: Pulse) -> PulseKind:
@@ -132,17 +125,17 @@ class HarmSearch(Search[Run]):
         units = f"{pulse.length} unit{'s' * (pulse.length > 1)}"
         return f"{pulse.arm}, {units} from {pulse.first}"
 
-    def name(self, run: Run) -> str:
+    def name(self, run: PulseRun) -> str:
         """Name a run, in the log and as its folder."""
         return f"{self.label(run.pulse)}/seed-{self.first_seed + run.seed}"
 
     # -- the search --------------------------------------------------------------------------
 
-    def decode(self, names: Sequence[str], facts: Mapping[str, Any]) -> list[Run]:
+    def decode(self, names: Sequence[str], facts: Mapping[str, Any]) -> list[PulseRun]:
         as_whole(facts.get("parts", 2), 1)  # `_parts_of` reads it when its line is not known
-        return [Run(_pulse_of(pulse), as_whole(seed)) for pulse, seed in facts.get("runs", [])]
+        return [PulseRun(_pulse_of(pulse), as_whole(seed)) for pulse, seed in facts.get("runs", [])]
 
-    def load_log(self) -> SearchLog[Run]:
+    def load_log(self) -> SearchLog[PulseRun]:
         found, trunks = super().load_log(), set[int]()
         for each in found.rounds:
             with refuse_damage(self.out, each.line_number):
@@ -150,10 +143,12 @@ class HarmSearch(Search[Run]):
                 expect(trunks >= {run.seed for run in each.runs})
         return found
 
-    def choose(self, log: SearchLog[Run], budget: BudgetLeft) -> tuple[list[Run], dict[str, Any]]:
+    def choose(
+        self, log: SearchLog[PulseRun], budget: BudgetLeft
+    ) -> tuple[list[PulseRun], dict[str, Any]]:
         parts: int | None = self.parts
         if not log.rounds:
-            runs = [Run(None, seed) for seed in range(int(min(self.jobs, LEAST, budget.runs)))]
+            runs = [PulseRun(None, seed) for seed in range(int(min(self.jobs, LEAST, budget.runs)))]
         else:
             evidence, parts = self.judge(log), _parts_of(log)
             if parts is None:
@@ -163,7 +158,7 @@ class HarmSearch(Search[Run]):
         plain = [[p and [p.arm, [list(span) for span in p.spans]], seed] for p, seed in runs]
         return runs, {"runs": plain, "parts": parts}
 
-    def judge(self, log: SearchLog[Run]) -> HarmEvidence:
+    def judge(self, log: SearchLog[PulseRun]) -> HarmEvidence:
         """Judge what the rounds say.
 
         Raises:
@@ -195,14 +190,14 @@ class HarmSearch(Search[Run]):
         harms = {run: 0.0 if run.pulse is None else self.harm_of(run, log) for run in log.ended}
         return HarmEvidence(rules, harms)
 
-    def conclude(self, log: SearchLog[Run]) -> Harm:
+    def conclude(self, log: SearchLog[PulseRun]) -> Harm:
         """Return what the rounds have found, without bytes and rates."""
         evidence, facts = self.judge(log), self.facts_of(log)
         minutes = log.seconds / 60 / evidence.cost(log.ended)
         return Harm(evidence, self.kinds, facts.shown, "epoch", minutes=minutes, out=self.out)
 
 
-def _parts_of(log: SearchLog[Run]) -> int | None:
+def _parts_of(log: SearchLog[PulseRun]) -> int | None:
     """Into how many windows the search divides a run; None until this is fixed.
 
     Round 0 trains only trunks, which show what a unit costs. Therefore the number of windows that

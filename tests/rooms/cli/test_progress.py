@@ -19,7 +19,7 @@ from rich.console import Console
 
 from regimes.base.console import progress, units
 from regimes.base.errors import ConfigError, RecordError
-from regimes.cli import live as watch
+from regimes.cli import monitor as watch
 from regimes.plotting import reporters
 from regimes.plotting.text import _format_megabytes as format_megabytes
 from regimes.plotting.text import describe_straggler

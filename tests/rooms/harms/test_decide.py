@@ -12,20 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from regimes.base.statistics import t_interval
-from regimes.search.harms.decide import (
-    MOST_SEEDS,
-    BudgetLeft,
-    HarmEvidence,
-    Harms,
-    Pulse,
-    Rules,
-    Run,
-    half_width,
-    judge_harms,
-    next_round,
-    parts_within,
-    seeds_needed,
-)
+from regimes.search.harms.decide import BudgetLeft, next_round, parts_within
+from regimes.search.harms.evidence import HarmEvidence, Harms, Pulse, PulseRun, Rules
+from regimes.search.harms.judge import MOST_SEEDS, half_width, judge_harms, seeds_needed
 
 
 def test_a_verdict_is_that_of_the_interval() -> None:
@@ -89,8 +78,8 @@ class World:
     each: list[float]
     spread: float = 0.0
     rules: Rules = field(init=False)
-    harms: dict[Run, float] = field(default_factory=dict)
-    rounds: list[list[Run]] = field(default_factory=list)
+    harms: dict[PulseRun, float] = field(default_factory=dict)
+    rounds: list[list[PulseRun]] = field(default_factory=list)
 
     def searched(self, units: float, slots: int = 1, **changes: float) -> HarmEvidence:
         self.rules = Rules(len(self.each), ("high",), **{"margin": 1.0, **changes})  # type: ignore[arg-type]
@@ -157,7 +146,7 @@ def test_safe_windows_whose_harms_add_up_to_more_than_the_margin() -> None:
 
 def test_safe_windows_that_are_undecided_together_are_tried_without_the_worst() -> None:
     rules = Rules(9, ("high",), 1.0, parts=3, least=3, several=("high",))
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     means = dict(zip(rules.coarse("high"), (0.1, 0.6, 0.2), strict=True))
     harms |= {(p, seed): mean + 0.01 * seed for p, mean in means.items() for seed in range(3)}
     every, first = Pulse("high", ((0, 9),)), Pulse("high", ((0, 3), (6, 9)))
@@ -198,7 +187,7 @@ def test_an_open_window_that_no_seeds_can_decide_is_halved() -> None:
     """Of spread 1 and a mean of 0.1 below the margin: some 400 seeds would decide."""
     rules = Rules(8, ("high",), 0.5, parts=2)
     wide, safe = rules.coarse("high")
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     harms |= {(wide, seed): 0.4 + spread for seed, spread in enumerate((-1.0, 0.0, 1.0))}
     harms |= {(safe, seed): 0.01 * seed for seed in range(3)}
     runs = next_round(HarmEvidence(rules, harms), BudgetLeft(units=100.0), slots=100)

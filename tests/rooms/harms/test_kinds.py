@@ -15,7 +15,7 @@ import regimes
 from regimes.base.errors import ConfigError
 from regimes.presets import get_grid
 from regimes.records import load_all
-from regimes.search.harms.decide import Pulse
+from regimes.search.harms.evidence import Pulse
 from regimes.search.harms.kinds import apply_pulse, kinds_of, trunk_config
 
 LOW = {"name": "static", "level": "low"}

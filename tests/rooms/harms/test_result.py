@@ -9,7 +9,7 @@ from drawn import misplaced
 
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
-from regimes.search.harms.decide import HarmEvidence, Pulse, Rules, Run
+from regimes.search.harms.evidence import HarmEvidence, Pulse, PulseRun, Rules
 from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 
@@ -20,7 +20,7 @@ def found() -> Harm:
     """Harm of a unit = 0.3 x (mean rate of the pulse) ^ 2, alike in three seeds but for a
     little."""
     rules = Rules(8, ("high",), 0.1)
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     windows = rules.coarse("high")
     for pulse in [*windows, *(half for each in windows for half in rules.halves(each))]:
         ((first, stop),) = pulse.spans
@@ -52,7 +52,7 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
     """Each call has a look of its own; no text leaves the figure or lies on another."""
     rules = Rules(24, ("high", "deletion"), 1.0)
     means = {"high": (6.0, 0.1, 0.2, 0.1), "deletion": (3.0, 0.4, 0.1, 0.0)}
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     for arm, values in means.items():
         for pulse, mean in zip(rules.coarse(arm), values, strict=True):
             wide = arm == "deletion" and mean == 0.4
@@ -84,7 +84,7 @@ def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:
     rules = Rules(8, ("high",), 1.0, parts=2)
     early, late = rules.coarse("high")
     second = rules.halves(early)[1]
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     for pulse, mean in ((early, 4.0), (late, 0.0), (second, 0.0)):
         harms |= {(pulse, seed): mean + 0.1 * (seed - 1) for seed in range(3)}
     kinds = {"high": PulseKind("high", "rank 1")}

@@ -31,7 +31,7 @@ from regimes.presets import get_grid
 from regimes.presets.own import read_seeds
 from regimes.records import load_all
 from regimes.search.harms import ladder
-from regimes.search.harms.decide import Pulse
+from regimes.search.harms.evidence import Pulse
 from regimes.search.harms.kinds import kinds_of, trunk_config
 from regimes.search.rounds import LOG, read_log
 

@@ -19,16 +19,9 @@ from torch import nn
 import regimes
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
-from regimes.search.harms.decide import (
-    DELETION,
-    BudgetLeft,
-    HarmEvidence,
-    Pulse,
-    Rules,
-    Run,
-    judge_lost_time,
-    next_round,
-)
+from regimes.search.harms.decide import BudgetLeft, next_round
+from regimes.search.harms.evidence import DELETION, HarmEvidence, Pulse, PulseRun, Rules
+from regimes.search.harms.judge import judge_lost_time
 from regimes.search.harms.kinds import PulseKind
 from regimes.search.harms.result import Harm
 
@@ -199,9 +192,9 @@ def test_each_pulse_has_the_same_units_left_out_beside_it(
     """By the same seeds, within the budget; and it ends where all is decided, or the rest of the
     budget has no room for one seed more of what is not."""
     rules = Rules(len(means), ("high",), 1.0, parts=3, least=2, lost_time=True)
-    harms: dict[Run, float] = {}
+    harms: dict[PulseRun, float] = {}
 
-    def cost(runs: list[Run]) -> float:
+    def cost(runs: list[PulseRun]) -> float:
         """Units that are trained."""
         whole = len(means)
         return sum(
@@ -251,7 +244,7 @@ def test_a_search_of_before_gets_what_it_lacks(tmp_path: Path) -> None:
 def answer(lost: dict[int, tuple[float, float]]) -> Harm:
     """Harm 4 +- 0.2, 2, 1 and 0.1 in four windows; of the deletion mean and spread by window."""
     rules = Rules(16, ("high",), 0.5, lost_time=True)
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     for place, (pulse, mean) in enumerate(
         zip(rules.coarse("high"), (4.0, 2.0, 1.0, 0.1), strict=True)
     ):

@@ -13,7 +13,7 @@ from configs import smoke
 from rich.console import Console
 
 import regimes
-from regimes.cli import live as watch
+from regimes.cli import monitor as watch
 from regimes.records import lines, load
 from regimes.records.writer import RecordWriter
 

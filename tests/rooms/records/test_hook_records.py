@@ -25,7 +25,7 @@ from analysis.common.compare import norms
 from analysis.paper import batch, curves, figure18_20
 from analysis.tournament import yoked
 from regimes.base.errors import RecordError
-from regimes.cli import live as watching
+from regimes.cli import monitor as watching
 from regimes.cli.html_report import content, render_page
 from regimes.cost.cases import make_cases, recorded_work
 from regimes.cost.network import Network

@@ -16,7 +16,7 @@ from plain import rising as row
 import regimes
 from regimes.base.config import override, to_dict
 from regimes.base.errors import RecordError
-from regimes.cli.live import watch_runs
+from regimes.cli.monitor import watch_runs
 from regimes.records import RecordWriter, find_edit, kinds, lines, load, load_all, read_lines
 from regimes.records.files import append_synced
 from regimes.search import sweep

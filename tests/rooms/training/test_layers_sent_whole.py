@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import regimes
 from regimes.base.errors import ConfigError
-from regimes.cli import live as watch
+from regimes.cli import monitor as watch
 from regimes.collectives.layers import Layer, Traffic
 from regimes.compression.powersgd import PowerSGD
 from regimes.cost import from_model, predict

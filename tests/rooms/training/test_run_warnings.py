@@ -10,7 +10,7 @@ from configs import smoke as config
 
 import regimes
 from regimes.cli.html_report import render_page
-from regimes.cli.live import watch_runs
+from regimes.cli.monitor import watch_runs
 from regimes.cli.train import train
 from regimes.job.run_warnings import run_warnings
 

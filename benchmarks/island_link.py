@@ -19,16 +19,15 @@ their own; ratios of seconds are medians over the rounds. Leaves ``benchmarks/is
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from regimes.records import provenance, write_output
+from benchmarks.link_pages import measure_and_write
+from regimes.records import provenance
 
 HSDP = "HSDP of torch"
 METHODS: dict[str, tuple[str, Any]] = {  # compressor and level, as `regimes cost` names them
@@ -144,7 +143,7 @@ def crossing(sent: dict[str, float]) -> float:
     return float(Work(0.0, 0.0, dict.fromkeys(kinds, 1.0), kinds).crossing(2, "gloo"))
 
 
-def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
+def measure(rounds: int, rates: Sequence[int]) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 
     names = [HSDP, *METHODS]
@@ -173,7 +172,7 @@ def measure(rounds: int, rates: list[int]) -> dict[str, Any]:
     return finished(rows, rounds, rates)
 
 
-def finished(rows: dict[str, Any], rounds: int, rates: list[int]) -> dict[str, Any]:
+def finished(rows: dict[str, Any], rounds: int, rates: Sequence[int]) -> dict[str, Any]:
     """With the predictions, and the machine."""
     for method, expected in predictions().items():
         rows[method]["predicted"] = expected
@@ -235,15 +234,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
-    chosen = parser.parse_args()
-    result = measure(chosen.rounds, chosen.rates)
-    write_output(chosen.out / "island_link.json", json.dumps(result, indent=1) + "\n")
-    write_output(chosen.out / "island_link.md", markdown(result))
-    print(markdown(result))
+    measure_and_write("island_link", __doc__, measure, markdown, rounds=ROUNDS, rates=RATES)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ train from start to end as well, limited throughout.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import signal
@@ -31,17 +29,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from benchmarks.link_pages import measure_and_write
 from benchmarks.nodes import NODES, Nodes, limit, star
 from regimes.base.config import RunConfig, override, to_dict
 from regimes.cost.cases import recorded_work
 from regimes.cost.network import ALGORITHMS, Network
 from regimes.presets import get_preset
-from regimes.records import Record, load, write_output
+from regimes.records import Record, load
 
 RATES = (20, 100, 1000)  # Mbit/s per link and direction
+EPOCHS = 10  # limited epochs of 6 steps
 WHOLE = {"dense": 1, "rank 4": 3, "ACCORDION": 3}  # trained from start to end, so often
 Row = dict[str, Any]
 
@@ -240,16 +239,8 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
-    parser.add_argument("--epochs", type=int, default=10, help="limited epochs of 6 steps")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
-    chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    result = measure(chosen.rates, chosen.epochs)
-    write_output(chosen.out / "network.json", json.dumps(result, indent=1) + "\n")
-    write_output(chosen.out / "network.md", markdown(result))
-    print(markdown(result))
+    measure_and_write("network", __doc__, measure, markdown, rates=RATES, epochs=EPOCHS)
 
 
 if __name__ == "__main__":

@@ -19,17 +19,16 @@ Leaves ``benchmarks/node_link.json`` and ``node_link.md``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from regimes.records import provenance, write_output
+from benchmarks.link_pages import measure_and_write
+from regimes.records import provenance
 
 DDP = "DDP of torch"
 HALF = "fp16 hook of torch"  # its PowerSGD hook leaves the order of collectives to callbacks
@@ -140,20 +139,20 @@ def predict(rows: dict[str, dict[str, Any]], nodes: int) -> None:
             }
 
 
-def measure(rounds: int, rates: list[int], count: int) -> dict[str, Any]:
+def measure(rounds: int, rates: Sequence[int], nodes: int) -> dict[str, Any]:
     from benchmarks.nodes import Nodes, crossed, islands, limit_trunk
 
     names = rows_of()
     rows: dict[str, dict[str, Any]] = {m: {"seconds": {}, "cpu": {}, "measured": {}} for m in names}
-    with islands(0.0, count, EACH) as (spaces, hubs), Nodes(spaces, 600.0) as nodes:
+    with islands(0.0, nodes, EACH) as (spaces, hubs), Nodes(spaces, 600.0) as running:
         for method in names:
-            nodes.ask("node_link", method=method, steps=WARM, nodes=count)
+            running.ask("node_link", method=method, steps=WARM, nodes=nodes)
         for rate in (None, *rates):
             limit_trunk(hubs, rate)
             for turn in range(rounds):
                 for method in names:
                     before = crossed(hubs[0])
-                    taken = nodes.ask("node_link", method=method, steps=STEPS, nodes=count)
+                    taken = running.ask("node_link", method=method, steps=STEPS, nodes=nodes)
                     sent = (crossed(hubs[0]) - before) / STEPS
                     rows[method]["measured"].setdefault(str(rate), []).append(sent)
                     rows[method]["seconds"].setdefault(str(rate), []).append(
@@ -161,10 +160,10 @@ def measure(rounds: int, rates: list[int], count: int) -> dict[str, Any]:
                     )
                     rows[method]["cpu"].setdefault(str(rate), []).append(sum(x[1] for x in taken))
                 print(f"link {rate}, round {turn}", flush=True)
-    predict(rows, count)
+    predict(rows, nodes)
     machine: dict[str, Any] = {"cores": os.cpu_count(), "system": platform.platform()}
     machine |= {"processor": provenance.processor_name(), "load": os.getloadavg()[0]}
-    shape = {"nodes": count, "each": EACH, "rounds": rounds, "steps": STEPS, "rates": rates}
+    shape = {"nodes": nodes, "each": EACH, "rounds": rounds, "steps": STEPS, "rates": rates}
     return {"machine": machine, **shape, "rows": rows}
 
 
@@ -216,16 +215,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--nodes", type=int, default=NODES)
-    parser.add_argument("--rates", type=int, nargs="+", default=list(RATES), help="Mbit/s")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
-    chosen = parser.parse_args()
-    result = measure(chosen.rounds, chosen.rates, chosen.nodes)
-    write_output(chosen.out / "node_link.json", json.dumps(result, indent=1) + "\n")
-    write_output(chosen.out / "node_link.md", markdown(result))
-    print(markdown(result))
+    measure_and_write(
+        "node_link", __doc__, measure, markdown, rounds=ROUNDS, rates=RATES, nodes=NODES
+    )
 
 
 if __name__ == "__main__":

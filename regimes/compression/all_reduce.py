@@ -71,7 +71,7 @@ class QuantisedAllReduce(Rounding):
         - some of the workers (L < W): what the others have sent, in both phases.
         """
         flat, states, bits = bucket.flat, bucket.states, int(bucket.level)
-        first, hosted, count = states[0], len(flat[0]), states[0].workers
+        hosted, count = len(flat[0]), states[0].workers
         # the deltas may be of 16 bits; scales and sums are not
         exact = torch.promote_types(flat[0].dtype, torch.float32)
         plan = make_layout(tuple(bucket.sizes), count, self.block)
@@ -81,45 +81,46 @@ class QuantisedAllReduce(Rounding):
         if count > 1:
             plan.spread(flat, values)
             rows = values.flatten(0, 1)
-        sizes = plan.bytes_of_parts(bits, exact.itemsize)
         noise = self._noise_of(plan, states, "numbers", count, values)
         of_means = self._noise_of(plan, states, "means", 1, values) if count > 1 else 0.5
         draw_noise([x for x in (noise, of_means) if isinstance(x, UniformNoise)])
         wire = encode_chunks(rows, bits, self.block, noise, values.flatten(0, 1))
         packed = wire.shape[1]
-        wire = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
+        sizes = plan.bytes_of_parts(bits, exact.itemsize)
+        to_owners = plan.without_gaps(wire, bits).unflatten(0, (hosted, count))
+        del wire  # and its memory
         all_parts = bucket.shares([count * size for size in sizes])
-        (received,) = comm.all_to_all([wire], all_parts)  # [L, W, bytes]
-        if hosted == count:  # the rounded values of all workers are here
-            mean = values[0].clone() if bucket.feedback and count > 1 else values[0]
-            for worker in range(1, count):
-                mean += values[worker]
-            if count > 1:
-                mean.div_(count)  # [L, width], of the parts that they own
-        else:
-            received = plan.with_gaps(received, bits, packed)
-            mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
+        (received,) = comm.all_to_all([to_owners], all_parts)  # [L, W, bytes]
+
+        # [L, width]: the means of the parts that hosted workers own, and these means rounded
         if count == 1:
-            kept, wire = mean, wire[:, 0]
+            rounded, to_all = values[0], to_owners[:, 0]
         else:
-            kept = torch.empty_like(mean) if bucket.feedback else mean
-            wire = plan.without_gaps(quantise_rows(mean, bits, self.block, of_means, kept), bits)
-        (parts,) = comm.gather([wire], bucket.shares(sizes))  # [W, bytes]
+            del to_owners  # and its memory
+            if hosted == count:
+                mean = _mean_of_hosted(values, in_place=not bucket.feedback)
+            else:
+                received = plan.with_gaps(received, bits, packed)
+                mean = in_order_sum(received, bits, self.block, plan.width, exact, count)
+            rounded = torch.empty_like(mean) if bucket.feedback else mean
+            wire = quantise_rows(mean, bits, self.block, of_means, rounded)
+            to_all = plan.without_gaps(wire, bits)
+            del wire
+            if bucket.feedback:
+                _charge_owners(values, mean.sub_(rounded), states[0].first_worker)
+        (gathered,) = comm.gather([to_all], bucket.shares(sizes))  # [W, bytes]
         if bucket.feedback:
-            if count > 1:  # the owner of a part keeps what rounding its mean has lost
-                for row in range(hosted):
-                    lost = mean[row].sub_(kept[row])
-                    values[row, first.first_worker + row] -= count * lost
             plan.subtract_(flat, values)
+
         if hosted == count:
-            update = kept
+            update = rounded
         else:
-            parts = plan.with_gaps(parts, bits, packed)
-            update = dequantise_rows(parts, bits, self.block, plan.width, exact)
+            gathered = plan.with_gaps(gathered, bits, packed)
+            update = dequantise_rows(gathered, bits, self.block, plan.width, exact)
         # room to join the parts in: a lone hosted worker's values have been used
-        whole = values[0] if hosted == 1 else torch.empty_like(update)
-        whole = whole.view(1, -1)[:, : sum(plan.sizes)]
-        return [part.to(flat[0].dtype) for part in plan.collect(update[None], whole)]
+        room = values[0] if hosted == 1 else torch.empty_like(update)
+        room = room.view(1, -1)[:, : sum(plan.sizes)]
+        return [part.to(flat[0].dtype) for part in plan.collect(update[None], room)]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
         """Count what one step of a layer sends: a worker sends the parts of other owners to them,
@@ -131,6 +132,28 @@ class QuantisedAllReduce(Rounding):
         part = -(-layer.size // workers)
         size = wire_bytes(part, int(level), self.block, itemsize)
         return Traffic(workers * size / 4, workers * size)
+
+
+def _mean_of_hosted(
+    values: Float[Tensor, "workers owners width"], *, in_place: bool
+) -> Float[Tensor, "owners width"]:
+    """The mean over workers, added one after the other; in place it is written over the first."""
+    mean = values[0] if in_place else values[0].clone()
+    for worker in range(1, len(values)):
+        mean += values[worker]
+    return mean.div_(len(values))
+
+
+def _charge_owners(
+    values: Float[Tensor, "hosted owners width"],
+    lost: Float[Tensor, "hosted width"],
+    first_worker: int,
+) -> None:
+    """Let each hosted worker's residual take what rounding the mean of its own part has lost, as if
+    it had sent so much less; the next mean divides by the number of workers."""
+    count = values.shape[1]
+    for row in range(len(values)):
+        values[row, first_worker + row] -= count * lost[row]
 
 
 def quantise_rows(

@@ -164,13 +164,15 @@ class Layout:
     def with_gaps(
         self, kept: UInt8[Tensor, "*rows kept"], bits: int, packed: int
     ) -> UInt8[Tensor, "*rows packed"]:
-        """Undo ``without_gaps`` for rows of ``packed`` bytes; codes of zero fill the gaps."""
+        """Undo ``without_gaps`` for rows of ``packed`` bytes; zeros fill the gaps."""
         spans = self._spans(bits, packed)
         if spans == [(0, packed)]:
             return kept
-        # of the all-reduce, whose means get scales of their own: a gap must not raise its block's
-        zero = {4: 7 + 16 * 7, 8: 127}.get(bits, 0)
-        wire = kept.new_full((*kept.shape[:-1], packed), zero)
+        # The all-reduce (4 or 8 bits) gives the means of whole blocks new scales, which a gap must
+        # not raise: so its gaps have the code of zero. Other codes are gathered, and of these
+        # nobody reads a gap.
+        filler = {4: 7 + 16 * 7, 8: 127}.get(bits, 0)  # a byte
+        wire = kept.new_full((*kept.shape[:-1], packed), filler)
         pieces = kept.split([b - a for a, b in spans], dim=-1)
         foreach_copy_([wire[..., a:b] for a, b in spans], pieces)
         return wire

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from regimes.base.seeding import draw_uniform
 from regimes.compression.all_reduce import quantise_rows, wire_bytes
+from regimes.compression.codes import weighted_sums
 from regimes.compression.layout import Layout, PlacedRows, UniformNoise
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
@@ -46,6 +47,22 @@ def test_layers_come_back_and_only_they_travel(
     left = [layer.clone() for layer in layers]
     plan.subtract_(left, values)
     assert not any(bool(layer.any()) for layer in left)
+
+
+@given(sizes=SIZES, block=st.sampled_from([8, 16]), bits=st.sampled_from([1, 2, 4, 8, 16]))
+def test_what_fills_the_gaps_of_gathered_codes_is_never_read(
+    sizes: list[int], block: int, bits: int
+) -> None:
+    plan, generator = Layout(sizes, 1, block), torch.Generator().manual_seed(sizes[0])
+    packed = plan.width * bits // 8
+    sent = torch.randint(256, (3, packed), generator=generator, dtype=torch.uint8)  # gaps, too
+    received = plan.with_gaps(plan.without_gaps(sent, bits), bits, packed)
+    scales = torch.rand((3, plan.width // block), generator=generator)
+    of_sent, of_received = (
+        plan.joined(weighted_sums(codes, bits, scales, block, 3), scales)
+        for codes in (sent, received)
+    )
+    assert all(map(torch.equal, of_sent, of_received))
 
 
 @given(sizes=SIZES, owners=st.integers(1, 3), block=st.integers(1, 9), width=st.integers(1, 7))

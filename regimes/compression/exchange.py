@@ -348,7 +348,7 @@ def fill_if_nonfinite(tensors: Sequence[Tensor], flag: Tensor, value: float) -> 
     """Fill tensors where the flag, 0 or NaN, is not finite. On a GPU the host does not ask whether
     it is."""
     if on_gpu(flag) and value != value:
-        foreach_add_([*tensors], flag)  # in few launches
+        foreach_add_([*tensors], flag, alpha=1)  # in few launches; without alpha the host reads it
         return
     broken = ~flag.isfinite()
     if not on_gpu(flag) and not broken:

@@ -93,8 +93,9 @@ class Comm:
         """Return the mean of each part over all W workers: ``[L, ...] -> [...]``.
 
         Args:
-            shares: where a part has the numbers of several layers, how many each layer has. So in
-                the other methods.
+            parts: tensors, whose rows belong to the L workers that this process hosts.
+            shares: for each part how many of its numbers belong to each layer, if a part has the
+                numbers of several layers. The other methods have this argument, too.
         """
         self._count("mean", parts, shares)
         if not self.riders.waiting:
@@ -119,8 +120,8 @@ class Comm:
         part for worker w before the exchange, and the part from worker w after it.
 
         Args:
-            owner_keeps: the owner of a part keeps its sum, and nothing is gathered afterwards, as
-                in the reduce-scatter of sharded parameters.
+            owner_keeps: count a reduce-scatter: the owner of a part keeps the sum, and no gather
+                follows.
         """
         self._before_others()
         self._count("scatter" if owner_keeps else "exchange", parts, shares)
@@ -128,8 +129,8 @@ class Comm:
         return self._apart(self.world.all_to_all([*parts]))
 
     def protect(self, tensors: Sequence[Tensor]) -> None:
-        """From here on, let no answer share memory with these tensors, and no longer mind the
-        earlier ones."""
+        """Let no later answer share memory with these tensors. They take the place of those that
+        were protected before."""
         self.protected = () if self.world.lockstep else tensors
 
     def _apart(self, answers: list[Tensor]) -> list[Tensor]:
@@ -147,12 +148,12 @@ class Comm:
     def sum_shards(
         self, parts: Sequence[Float[Tensor, "hosted _"]], chunks: Sequence[int] = ()
     ) -> list[Tensor]:
-        """Return this shard's share of each sum over the shards of a worker: ``[L, k] -> [L,
-        share]``.
+        """Add parts up over the shards of a worker, and return the share of each sum that belongs
+        to this shard: ``[L, k] -> [L, share]``.
 
         Args:
-            chunks: numbers of the first shard's share; by default shares are divided as rows are,
-                see ``Shard``.
+            chunks: for each part, how many numbers the first shard gets. By default a sum is
+                divided as the rows of a layer are.
         """
         self._count_within("sum", parts)
         self.turn += 1
@@ -164,7 +165,10 @@ class Comm:
         """Join the parts of all shards of a worker, end to end: ``[part] -> [size]``.
 
         Args:
-            chunks: numbers of the first shard's part; those of the last ones may be fewer.
+            parts: of each tensor, the part of this shard.
+            chunks: of each tensor, how many numbers the first shard has; the last shards may have
+                fewer.
+            sizes: of each tensor, how many numbers all shards have together.
         """
         own, self.riders.unjoined = self.riders.unjoined, None
         if own is None:
@@ -179,8 +183,9 @@ class Comm:
         return joined
 
     def mean_of_sums(self, sums: Sequence[Float[Tensor, "hosted _"]]) -> list[Tensor]:
-        """Return the workers' means of sums over shards, ``[L, k] -> [k]``. Each shard exchanges
-        its share of a sum, so that a worker sends it once."""
+        """Add numbers up over the shards of each worker, and return the mean over the workers:
+        ``[L, k] -> [k]``. Each shard exchanges only its share of a sum, so that a worker sends the
+        sum once."""
         if self.world.shards == 1:
             return self.mean(sums)
         sizes = [own.shape[1] for own in sums]
@@ -190,7 +195,8 @@ class Comm:
     # -- riders ----------------------------------------------------------------------------------
 
     def send_riders(self) -> None:
-        """Send the riders that have not travelled yet."""
+        """Send the riders that have not travelled yet. A rider is a tensor of another layer, or of
+        none, that travels with the first mean."""
         if self.riders.waiting:
             self._mean_with_riders([])
         if self.riders.unjoined is not None:

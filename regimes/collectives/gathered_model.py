@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 def whole_model(
     model: nn.Module, mesh: DeviceMesh | None = None
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Gathers a model that ``fully_shard`` (FSDP2) has divided, so that it is an ordinary one
-    inside.
+    """Gathers a model that ``fully_shard`` (FSDP2) has divided: inside the ``with`` block it is an
+    ordinary model.
 
-    Each process then has all weights, as copies of those that are trained, and may run the model by
-    itself. So curvature can be measured::
+    There each process has copies of all weights, and may run the model by itself. So you can
+    measure curvature::
 
         with regimes.whole_model(model) as mean:
             hessian = HessianProduct(model, loss, batches, mode="eval", mean=mean)
             top = eigenvalues(hessian, largest=5)
 
-    Weights are gathered once, in their own type, by one all-gather for each group of parameters; a
-    ``MixedPrecisionPolicy`` has no effect inside. A process holds the whole model until the end.
-    The trained parameters, their gradients, and FSDP2's notes about them stay as they are. Compiled
-    modules run uncompiled inside. All processes of the mesh call it.
+    All processes of the mesh call it. Weights are gathered once, in their own type, by one
+    all-gather for each group of parameters. A process holds the whole model until the end of the
+    block. The trained parameters and their gradients stay as they are. Inside the block a
+    ``MixedPrecisionPolicy`` has no effect, and compiled modules run uncompiled.
 
     Args:
         model: The divided model.

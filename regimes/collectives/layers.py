@@ -59,8 +59,8 @@ class Layer:
     Attributes:
         name: The name of the parameter.
         shape: Its shape.
-        shard: The shard that ``shape`` describes. None: the layer is whole.
-        pieces: For a module, what each row has of its parameters, in their order.
+        shard: The rows of the whole layer that ``shape`` describes. None: the layer is whole.
+        pieces: For a module of FSDP2, the pieces of its parameters in each row, in their order.
     """
 
     name: str
@@ -70,11 +70,13 @@ class Layer:
 
     @property
     def size(self) -> int:
+        """Return how many numbers the layer has."""
         return math.prod(self.shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Return (n, m): the first dimension, and the product of all others."""
+        """Return the shape of the layer as a matrix, (n, m): its first dimension, and the product
+        of all others."""
         return self.shape[0] if self.shape else 1, math.prod(self.shape[1:])
 
     @property
@@ -82,9 +84,9 @@ class Layer:
         """Return the shape of each matrix of a layer that is a stack of matrices, ``[count, n,
         m]``, such as the experts of a mixture; None if the layer is one matrix.
 
-        A convolution over sequences has three dimensions, too. Of both readings a layer has the one
-        whose factors have fewer numbers at a rank: its shape decides, and the largest rank of
-        neither.
+        A convolution over sequences has three dimensions, too. A layer of three dimensions is read
+        as a stack or as one matrix: whichever gives low-rank factors with fewer numbers at the same
+        rank. So its shape alone decides.
         """
         if len(self.shape) != 3:
             return None
@@ -93,7 +95,7 @@ class Layer:
 
     @property
     def row(self) -> tuple[Piece, ...]:
-        """Return the pieces of a row."""
+        """Return the pieces of a row; for one parameter this is one piece, the whole row."""
         return self.pieces or (Piece(self.matrix[1], True),)
 
     @property
@@ -112,7 +114,8 @@ class Layer:
         return self if shard is None else Layer(self.name, (shard.rows, *self.shape[1:]))
 
     def on(self, index: int, count: int) -> Layer:
-        """Return this layer's part on one of ``count`` processes."""
+        """Return the part of this layer on process ``index`` of ``count``: its share of the
+        rows."""
         shard = Shard(index, count, self.matrix[0])
         rows = shard.here
         return Layer(self.name, (rows.stop - rows.start, *self.shape[1:]), shard)
@@ -129,14 +132,14 @@ class Traffic:
     Traffic(floats=1280, bytes=5120)
 
     Attributes:
-        floats: Floats by the paper's convention, in elements of the model's dtype; other dtypes
-            count by their bits, 32 to a float. A mean counts once, and a gather once per worker. An
-            exchange counts nothing, because with the gather of what it adds up it is one mean. A
-            reduce-scatter counts the parts for other workers.
-        bytes: The bytes that one worker has for others: the tensor of a mean, its part of a gather,
-            and of an exchange or a reduce-scatter the parts for other workers. How often they cross
-            its link depends on the algorithm of the collective (`regimes.cost.network`,
-            ``Pattern.copies``); between two workers it is once.
+        floats: Floats by the paper's convention. A number of the model's type is one float; numbers
+            of other types count by their bits, 32 to a float. A mean counts once, and a gather once
+            per worker. An exchange counts nothing: it makes one mean together with the gather that
+            follows it. A reduce-scatter counts the parts for other workers.
+        bytes: The bytes that one worker has for others: the whole tensor of a mean, its own part of
+            a gather, and the parts for other workers of an exchange or a reduce-scatter. How often
+            they cross its link depends on the algorithm of the collective; between two workers they
+            cross it once (``Pattern.copies`` in `regimes.cost.network`).
     """
 
     floats: float

@@ -44,8 +44,9 @@ class QuantisedAllReduce(Rounding):
 
     With s the scale of a block and n = 2^(bits - 1) - 1, a number is sent as a multiple of s / n.
     Nearest rounding errs by at most s / (2 n). Stochastic rounding errs by less than s / n, and by
-    zero in the mean. Both rounding errors go into residuals: each worker's own, and at the owner of
-    a part the error of the rounded mean, multiplied by W because the next mean divides by W.
+    zero in the mean. With error feedback both rounding errors go into residuals: each worker's own,
+    and at the owner of a part the error of the rounded mean, multiplied by W because the next mean
+    divides by W.
 
     Attributes:
         block: The number of numbers that share a scale.
@@ -123,11 +124,9 @@ class QuantisedAllReduce(Rounding):
         return [part.to(flat[0].dtype) for part in plan.collect(update[None], room)]
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Count what one step of a layer sends: a worker sends the parts of other owners to them,
-        and the mean of its own part to all.
-
-        In floats only the all-gather of the means is counted (``workers * size / 4``), not the
-        exchange (see `Meter.count_request`).
+        """Return what a worker sends of one layer in one step: the parts of the other owners to
+        them, and the mean of its own part to all. In bytes both count. In floats only the gather of
+        the means counts, at 32 bits a float.
         """
         part = -(-layer.size // workers)
         size = wire_bytes(part, int(level), self.block, itemsize)

@@ -55,8 +55,6 @@ class Compressor(Bounded, ABC):
             for, ``{"low": 4, "high": 1}``, if a script passes the object. The methods are told the
             level of each layer.
         level_word: The name of the argument for the level, such as "rank" of PowerSGD.
-        reads_rate: Whether the result depends on the learning rate, which the reducer must then
-            know.
         data_dependent: Whether the traffic depends on the gradient. ``traffic`` is then the most.
         replayable: Whether a CUDA graph may replay ``exchange``. The kernels that it launches must
             then depend only on the level, the hyper-parameters and the fields of the state without
@@ -120,7 +118,8 @@ class Compressor(Bounded, ABC):
         return f"{type(self).__qualname__}({values})"
 
     def with_level(self: Own, level: GivenLevel | ByName | None) -> Own:
-        """Return a copy of this compressor with another level."""
+        """Return a copy of this compressor with another level (None: without one). Whether the
+        level is valid is asked later, by ``check``."""
         changed = copy(self)
         for name in {"level", self.level_word}:
             object.__setattr__(changed, name, level)
@@ -128,11 +127,15 @@ class Compressor(Bounded, ABC):
 
     @property
     def reads_rate(self) -> bool:
+        """Return whether the result of a step depends on the learning rate, which the job must then
+        know; here, whether the residual is kept in the unit "update"."""
         return self.residual == "update"
 
     def resolve_level(self, level: AnyLevel) -> tuple[Compressor, Level]:
-        """Return the compressor at a level, which may have error feedback of its own, and that
-        level without it: what all other methods take.
+        """Return a compressor and a plain level for a level that may have error feedback of its
+        own, ``{"level": 1, "error_feedback": False}``. The compressor has this error feedback, and
+        the plain level, 1, is what all other methods take. For any other level they are this
+        compressor and the level as it is.
 
         Raises:
             ConfigError: this compressor's other fields exclude the level's error feedback.
@@ -145,8 +148,9 @@ class Compressor(Bounded, ABC):
 
     @property
     def requires(self) -> frozenset[str]:
-        """Name what the compressor needs of a job (``capabilities``), as its other attributes
-        say."""
+        """Name the capabilities that a job must offer, by the words of
+        ``regimes.base.capabilities``: here "learning_rate" and "gradient_unit", if the residual is
+        kept in the unit "update"."""
         needs = {
             LEARNING_RATE: self.reads_rate,
             GRADIENT_UNIT: self.residual != type(self).residual,
@@ -155,8 +159,8 @@ class Compressor(Bounded, ABC):
 
     @property
     def takes_away(self) -> Mapping[str, str]:
-        """Name what other parts of a job lack beside this compressor (``capabilities``), and
-        why."""
+        """Name the capabilities that a job loses by this compressor, each with the reason: here
+        "captured_steps", the CUDA graphs of steps, if the compressor is not ``replayable``."""
         if self.replayable:
             return {}
         why = "what it launches depends on values, or its class does not say replayable"
@@ -174,41 +178,61 @@ class Compressor(Bounded, ABC):
 
     @abstractmethod
     def check(self, level: Level) -> None:
-        """Raise ConfigError unless ``level`` is one of this compressor's (or "dense")."""
+        """Raise ConfigError unless ``level`` is a level of this compressor."""
 
     @abstractmethod
     def exchange(self, bucket: Bucket, comm: Comm) -> Sequence[Tensor]:
-        """Send what the layers of a bucket have to send; return each layer's update, the numbers of
-        ``[n, m]`` in any shape, the same on all workers.
+        """Send what the layers of a bucket have to send, and return the update of each layer. An
+        update has the n x m numbers of the layer's matrix, in any shape, and is the same on all
+        workers.
 
-        With error feedback (``bucket.feedback``) what was sent must be taken out of
-        ``bucket.deltas``: `Bucket.subtract`, or in place. Without it they must be left as they are.
-        Memories (``bucket.states``) may change except for their residuals.
+        With error feedback (``bucket.feedback``) take what was sent out of ``bucket.deltas``, by
+        `Bucket.subtract` or in place: what is left is the residual. Without it leave the deltas as
+        they are. The memories (``bucket.states``) may change, except for their residuals.
         """
 
     @abstractmethod
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Return what ``exchange`` passes to the collectives in one step of one layer. A run
-        compares it with what was sent, once at each level."""
+        """Return what ``exchange`` sends of one layer in one step, in floats and bytes. If steps
+        are of several kinds (``phases``), this is their mean. A run compares it with what was sent,
+        once at each level.
+
+        Args:
+            layer: a layer that is compressed (`Layer.compressed`).
+            level: a level other than "dense".
+            workers: the number of workers, W.
+            itemsize: the bytes of a number in the model's type.
+        """
 
     def phase(self, state: State) -> int:
-        """Return the kind of the step that a layer has just taken, a number below ``phases``."""
+        """Return which kind of step a layer has just taken, of the ``phases`` kinds, counted from
+        0. It is 0 if all steps are alike."""
         return 0
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
-        """Make an empty memory for a layer."""
+        """Make an empty memory for a layer.
+
+        Args:
+            seed: the seed of the run.
+            first_worker: the first of the workers that this process hosts.
+        """
         shard, name = layer.shard, layer.name
         if shard is not None and shard.count > 1 and not self.joins_shards:
             name = f"{name}/{shard.index}"  # shards draw different random numbers
         return self.memory((seed, name), first_worker)
 
     def add_residual(self, bucket: Bucket, gradients: Sequence[Tensor], scale: float) -> None:
-        """Set a bucket's deltas to decay x residual + gradient; they are the next residuals.
-        Without error feedback the deltas are the gradients themselves, and a residual that another
-        level has left is added to one gradient.
+        """Set the deltas of a bucket, ``[L, n, m]`` for each layer, for the step that begins.
+
+        With error feedback a delta is the gradient plus the residual. The residual is multiplied by
+        ``error_feedback``, if this is a number, and converted to the scale and the learning rate of
+        this step. The deltas are then the next residuals, because ``exchange`` takes out what it
+        sends. Without error feedback the deltas are the gradients themselves, except that a
+        residual which another level has left is added to one gradient.
 
         Args:
-            scale: what the gradients were multiplied by.
+            gradients: of each layer, ``[L, *shape]`` for the L workers that this process hosts.
+            scale: the number by which the loss was multiplied, for example by a GradScaler.
         """
         matrices = [x.flatten(2) if x.ndim > 2 else x for x in gradients]
         factors = [self._factor(state, scale) for state in bucket.states]
@@ -235,8 +259,14 @@ class Compressor(Bounded, ABC):
             state.residual = delta
 
     def send_whole(self, gradient: Tensor, state: State, scale: float = 1.0) -> Tensor:
-        """Return what a layer sends at "dense": the gradient plus the residual, which a change of
-        level has left unsent and which is then empty."""
+        """Return what a layer sends in a step at "dense": the gradient plus the residual that a
+        compressed level has left, ``[L, n, m]``. The residual is then empty. Without a residual
+        this is the gradient itself.
+
+        Args:
+            gradient: ``[L, *shape]`` for the L workers that this process hosts.
+            scale: the number by which the loss was multiplied.
+        """
         self.before_dense(state)
         state.step += 1
         factor, residual, state.residual = self._factor(state, scale), state.residual, None
@@ -247,12 +277,12 @@ class Compressor(Bounded, ABC):
         return total
 
     def before_dense(self, state: State) -> None:
-        """Prepare the memory for a step in which the layer sends its gradient and residual
-        uncompressed."""
+        """Change the memory before a step at "dense". By default nothing changes, and the step
+        sends the residual, too."""
 
     def begin_residual(self, state: State) -> None:
-        """Give a residual that this step leaves, where there was none, the unit of the step's
-        rate."""
+        """Note in what unit the first residual of a layer is kept: in the unit "update" with the
+        learning rate of this step."""
         state.residual_rate = self._unit_at(state.rate)
 
     def _factor(self, state: State, scale: float) -> float:
@@ -271,26 +301,37 @@ class Compressor(Bounded, ABC):
         return rate if self.residual == "update" else None
 
     def rescales(self, state: State, rate: float) -> bool:
-        """Return whether a step at this rate changes the residual's unit."""
+        """Return whether a step at this learning rate has to convert the residual, because the
+        residual is kept in another unit or with another rate. A CUDA graph cannot do such a
+        step."""
         changes = rate != 0 and state.residual_rate != self._unit_at(rate)
         return changes and state.residual is not None
 
     def residual_shape(self, layer: Layer) -> tuple[int, ...]:
-        """Return the shape of a worker's residual in memory."""
+        """Return the shape in which the residual of one worker is kept in memory: (n, m), unless a
+        subclass keeps it otherwise."""
         return layer.matrix
 
     def numbers(self, residual: Tensor, layer: Layer) -> Float[Tensor, "hosted n m"]:
-        """Return the numbers of a residual in memory, which a subclass may keep in fewer bits."""
+        """Return a residual as ``[L, n, m]``, from the form in which the memory keeps it. Here both
+        are the same; a subclass may keep the residual in fewer bits."""
         return residual
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
-        """Return a tensor that is the same on all workers and, with ``propagates_nonfinite``, not
-        finite where a gradient was not: the update after ``exchange``, or a smaller one."""
+        """Return a tensor in which each worker can see whether all gradients of a layer were
+        finite: the update, or a smaller tensor that is the same on all workers, too. It is not
+        finite if a gradient was not, provided that the compressor ``propagates_nonfinite``.
+
+        Args:
+            update: what ``exchange`` has returned for the layer.
+            level: the level of the step, or "dense".
+        """
         return update
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Return the traffic of one step of one layer, also of 1-D layers, of the level "dense",
-        and of layers that are sent whole (``exceeds``)."""
+        """Return the traffic of one step of any layer at any level, in floats and bytes. The layer
+        may have one dimension, the level may be "dense", and the layer may be sent whole
+        (``exceeds``). The arguments are those of ``traffic``."""
         if level == DENSE or not layer.compressed or self.exceeds(layer, level, workers):
             return Traffic(layer.size, layer.size * itemsize)
         return self.traffic(layer, level, workers, itemsize)
@@ -299,8 +340,9 @@ class Compressor(Bounded, ABC):
         """Return whether a level would send more bytes of a layer than "dense". The layer is then
         sent whole.
 
-        All shards together decide, so that each decides alike; and float32, whatever the model's
-        type, so that a record's header can say it.
+        If a layer is divided into shards, the bytes of all shards count together, so that all
+        shards come to one answer. The bytes are counted as if the model were float32, so that the
+        answer does not depend on its type.
         """
         if level == DENSE or not layer.compressed or self.data_dependent:
             return False
@@ -312,8 +354,8 @@ class Compressor(Bounded, ABC):
         return self.sends_more(compressed_bytes, self.cost(whole, DENSE, workers).bytes)
 
     def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
-        """Return whether so many bytes are too many for a layer whose "dense" step sends
-        ``dense_bytes``."""
+        """Return whether a layer is sent whole, given the bytes of its step at a level and the
+        bytes of its step at "dense"."""
         return compressed_bytes > dense_bytes
 
 

@@ -63,22 +63,34 @@ class State(Workspace):
 
     @property
     def residual_unit(self) -> float:
-        """Return what the residual is multiplied by, beside the scale that a hook keeps of each
-        layer."""
+        """Return the number by which the residual in memory is multiplied, besides the scale that a
+        hook keeps for each layer; 1, unless a subclass keeps a unit of its own."""
         return 1.0
 
     def rescale_residual(self, ratio: float) -> None:
-        """Note that the residual is multiplied by ``ratio`` times ``residual_unit``."""
+        """Note that the residual in memory now counts as multiplied by ``ratio`` times
+        ``residual_unit``. A memory without a unit of its own has nothing to note."""
 
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
-        """Return seeds of this step's random numbers for a purpose: one for each of some workers,
-        or one that all share. In a step that is captured they are places on the device
-        (``SeedTable``)."""
+        """Return seeds for the random numbers of this step.
+
+        Args:
+            what: the purpose of the numbers; each purpose has seeds of its own.
+            workers: the workers that get a seed each. None: one seed that all workers share.
+
+        Returns:
+            Numbers; or, while a CUDA graph captures the step, places on the device, to which the
+            seeds of each later step are written.
+        """
         tails = [()] if workers is None else [(worker,) for worker in workers]
         return self._seeds([partial(self._seed, what, *tail) for tail in tails])
 
     def own_seeds(self, what: str, hosted: int) -> list[Seed]:
-        """Return the ``seeds`` of the workers of so many rows."""
+        """Return the ``seeds`` of the workers that this process hosts, one for each row.
+
+        Args:
+            hosted: the number of rows.
+        """
         first = self.first_worker
         return self.seeds(what, self.hosted or range(first, first + hosted))
 
@@ -86,9 +98,9 @@ class State(Workspace):
         return derive_seed(*self.key, what, self.step, *tail)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the fields as they are now; later steps do not change what is returned. A
-        residual's tensor is not copied: the next step writes to other memory, if it is
-        tentative."""
+        """Return the fields as they are now. Tensors are copied, so that later steps do not change
+        what was returned. The residual alone is not copied: a step that may be undone
+        (``Bucket.tentative``) writes the next residual to other memory."""
         own = vars(self).copy()
         if len(own) > len(_PLAIN):  # another class than this, or fields that one has added
             for name in own.keys() - _PLAIN - self.replaced:
@@ -102,22 +114,26 @@ class State(Workspace):
         vars(self).update(snapshot)
 
     def copy_for_step(self) -> State:
-        """Return a copy for a step that may not count: tensors are copied, but the residual is
-        shared."""
+        """Return a copy for a step that may be undone. Tensors are copied, except for the residual,
+        which both share."""
         other = copy.copy(self)
         other.restore(self.snapshot())
         return other
 
     def shared_state(self) -> dict[str, Any]:
-        """Return, for a checkpoint, what is the same on all workers and the next step depends
-        on."""
+        """Return the fields that a checkpoint saves once for all workers: those that are the same
+        on all of them and on which the next step depends."""
         own = ("key", "first_worker", "workers", "hosted", "shard", "inner", "scale", "residual")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def load_shared_state(
         self, shared: Mapping[str, Any], device: torch.device | None = None
     ) -> None:
-        """Set the fields to those of a ``shared_state``; move tensors to ``device``."""
+        """Set the fields to those of a ``shared_state``.
+
+        Args:
+            device: where tensors are moved. None: they stay where they are.
+        """
         for name, value in shared.items():
             setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
 
@@ -142,7 +158,7 @@ class Turn:
 class Bucket:
     """Holds what several layers of one compressor have to send, none of them at "dense".
 
-    It lasts until levels change. What depends on layers, levels and addresses alone is made once
+    It lasts until levels change. A compressor may keep in it what it needs again in each step
     (``once``, ``of_deltas``).
 
     Attributes:
@@ -151,12 +167,12 @@ class Bucket:
         levels: The level of each layer.
         feedback: Whether what `Compressor.exchange` leaves in ``deltas`` is the residual. If false,
             the deltas are the gradients themselves, which others read afterwards.
-        tentative: Whether the next residuals are written to other memory than the present ones, so
-            that `State.restore` brings these back; two places take turns. If false, they are
-            written over the present ones.
-        deltas: A tensor ``[L, n, m]`` for each layer: the gradient of each of the L hosted workers,
-            with error feedback plus what its earlier steps have not sent. A convolution is viewed
-            as ``[out, in * kh * kw]`` (PowerSGD, section 3).
+        tentative: Whether the next step may be undone. If true, its residuals are written to other
+            memory than the present ones, so that `State.restore` brings the present ones back; two
+            places take turns. If false, they are written over the present ones.
+        deltas: A tensor ``[L, n, m]`` for each layer: the gradient of each of the L workers that
+            this process hosts. With error feedback the residual has been added to it. The matrix of
+            a convolution is ``[out, in * kh * kw]``.
     """
 
     layers: Sequence[int]
@@ -170,15 +186,16 @@ class Bucket:
     _of_deltas: dict[Hashable, Any] = field(default_factory=dict)
 
     def take(self, deltas: list[Tensor]) -> None:
-        """Use these tensors as the deltas of the step that begins; they are no residuals."""
+        """Use these tensors as the deltas of the step that begins. They are not kept as
+        residuals."""
         self.deltas, self._of_deltas = deltas, {}
 
     def take_turn(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Choose the tensors in which the deltas of the step that begins will be written; they are
-        its residuals.
+        """Return the tensors into which the deltas of the step that begins are to be written. They
+        are also ``deltas`` from now on, and the residuals after the step.
 
         Args:
-            like: tensors of their shapes and types.
+            like: tensors with the shapes and types of the deltas.
         """
         present, turns = [state.residual for state in self.states], self._turns
         for at, turn in enumerate(turns):
@@ -194,35 +211,44 @@ class Bucket:
         return self.deltas
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return what depends on layers and levels alone; it is made in the first step."""
+        """Return what ``make`` returns. It is called in the first step of this bucket only, so use
+        this for what depends on nothing but layers and levels.
+
+        Args:
+            what: a name for the result; each name has a result of its own.
+        """
         return make_once(self._made, what, make)
 
     def of_deltas(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return what depends on where the deltas lie in memory as well; it is made once for each
-        place."""
+        """Return what ``make`` returns. It is called once for each place in memory where the deltas
+        lie, so use this for what also depends on this place, such as views of the deltas.
+
+        Args:
+            what: a name for the result; each name has a result of its own.
+        """
         return make_once(self._of_deltas, what, make)
 
     @property
     def level(self) -> Level:
-        """Return the level of all layers, where a compressor is given one level
-        (``Compressor.one_level``)."""
+        """Return the level of all layers, for a compressor that is given layers at one level
+        (``Compressor.one_level``); in general, the level of the first layer."""
         return self.levels[0]
 
     @property
     def sizes(self) -> list[int]:
-        """Return how many numbers of a worker each layer has."""
+        """Return how many numbers each layer has, n x m."""
         return self.once("sizes", lambda: [delta[0].numel() for delta in self.deltas])
 
     @property
     def flat(self) -> list[Float[Tensor, "hosted _"]]:
-        """Return the deltas as rows, ``[L, n * m]`` each, of the same memory."""
+        """Return views of the deltas as rows, ``[L, n * m]`` for each layer."""
         return self.of_deltas("flat", lambda: [delta.flatten(1) for delta in self.deltas])
 
     @property
     def whole(self) -> Float[Tensor, "hosted N"]:
-        """Return the deltas of all layers end to end. With error feedback ``deltas`` and the
-        residuals are parts of this tensor from now on. Without it the tensor is a copy where the
-        deltas do not lie end to end in memory."""
+        """Return the deltas of all layers end to end in one tensor, ``[L, N]``. With error feedback
+        ``deltas`` and the residuals are views of this tensor from now on. Without error feedback it
+        is a view if the deltas lie end to end in memory, and otherwise a copy."""
         return self.of_deltas("whole", self._join)
 
     def _join(self) -> Float[Tensor, "hosted N"]:
@@ -235,14 +261,20 @@ class Bucket:
         return whole
 
     def shares(self, numbers: Sequence[int]) -> list[dict[int, int]]:
-        """Return how many of a worker's numbers each layer has in one tensor for all layers, as
-        `Comm` counts them."""
+        """Return the argument ``shares`` of `Comm` for one tensor that all layers share.
+
+        Args:
+            numbers: how many numbers each layer has in the tensor, for one worker.
+        """
         return [dict(zip(self.layers, numbers, strict=True))]
 
     def subtract(self, sent: Sequence[Tensor]) -> None:
-        """Subtract from the deltas what was sent of each layer, ``[L, n, m]``, or ``[n, m]`` where
-        it is the same for all workers. The rest is the residual; without error feedback this does
-        nothing."""
+        """Subtract what was sent from the deltas, so that the residual is left. Without error
+        feedback this does nothing.
+
+        Args:
+            sent: of each layer, ``[L, n, m]``, or ``[n, m]`` if it is the same for all workers.
+        """
         if self.feedback:
             sub_([*zip(self.deltas, sent, strict=True)])
 

@@ -158,12 +158,20 @@ class Workspace:
     __slots__ = ("_buffer", "_table")
 
     def lend(self, buffer: Tensor | None) -> None:
-        """Offer memory that the next step may use as its buffer, such as that of the gradient,
-        which is not needed once it is added to the residual."""
+        """Offer a tensor whose memory the next step may overwrite as its buffer. A gradient is such
+        a tensor, once it is added to the residual.
+
+        Args:
+            buffer: the tensor, or None for none.
+        """
         self._buffer = buffer
 
     def use_seeds_of(self, table: SeedTable | None) -> None:
-        """Take seeds from this table while a step is captured; None takes them from the host."""
+        """Take seeds from a table on the device, while a CUDA graph captures a step.
+
+        Args:
+            table: the table. None: seeds are computed on the host again.
+        """
         self._table = table
 
     def _seeds(self, makers: Sequence[Callable[[], int]]) -> list[Seed]:
@@ -173,8 +181,8 @@ class Workspace:
         return [*table.places(makers)]
 
     def buffer(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the layer's buffer in the type and on the device of ``like``. Its contents are
-        undefined at first and overwritten in the next step."""
+        """Return the buffer of the layer, in this shape, and in the type and on the device of
+        ``like``. It has any content, and the next step overwrites it."""
         buffer: Tensor | None = getattr(self, "_buffer", None)
         wanted = (tuple(shape), like.dtype, like.device)
         if buffer is None or (tuple(buffer.shape), buffer.dtype, buffer.device) != wanted:

@@ -56,8 +56,8 @@ class LowRank(Compressor):
     usual: ClassVar[Mapping[str, Level]] = {"low": 4, "high": 1}
 
     def sends_more(self, compressed_bytes: int, dense_bytes: int) -> bool:
-        """Return whether the factors have no fewer bytes than the layer. At equally many the layer
-        is sent whole: it loses nothing, and no product is computed."""
+        """Return whether the factors have as many bytes as the layer, or more. If both have equally
+        many, the layer is sent whole, because this loses nothing and needs no product."""
         return compressed_bytes >= dense_bytes
 
     def check(self, level: Level) -> None:
@@ -71,7 +71,8 @@ class LowRank(Compressor):
         return state
 
     def numbers_of_rank(self, layer: Layer, level: Level) -> int:
-        """Return how many numbers both factors of all matrices of a layer have."""
+        """Return how many numbers the two factors of a layer have at a rank; of a stack of
+        matrices, the factors of all of them."""
         n, m = layer.inner or layer.matrix
         count = layer.shape[0] if layer.inner else 1
         return count * (n + m) * min(int(level), n, m)
@@ -82,8 +83,8 @@ class PowerState(State):
     """Holds the right factor of a layer beside its residual.
 
     Attributes:
-        q: The right factor of the last step, transposed; the same on every worker. The factors of
-            several matrices are below one another.
+        q: The right factor of the last step, transposed to ``[rank, m]``. It is the same on every
+            worker. If the layer is a stack of matrices, their factors are below one another.
     """
 
     replaced: ClassVar[frozenset[str]] = frozenset({"q"})
@@ -96,10 +97,10 @@ class PowerSGD(LowRank):
     Karimireddy & Jaggi, 2019, algorithm 1).
 
     Each step makes one power iteration. It starts from the right factor Q of the last step, so Q
-    follows the leading directions of the gradient. The mathematics is that of the paper; in
-    addition Q survives a change of rank, at which rows are added or dropped. If a matrix is divided
-    into shards of rows, each process has its rows of P, and the contributions of the shards to Q
-    are added.
+    follows the leading directions of the gradient. This is the paper's algorithm. In addition Q
+    survives a change of rank: it gets new random columns, or loses its last ones. If a matrix is
+    divided into shards of rows, each process has its rows of P, and the contributions of the shards
+    to Q are added.
 
     >>> PowerSGD(rank=4)
     PowerSGD(error_feedback=True, residual='gradient', rank=4, reset_on_change=False, wire='full')
@@ -141,8 +142,8 @@ class PowerSGD(LowRank):
             state.residual = cast(PowerState, state).q = None
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        """Run one step of algorithm 1 on the deltas, which are gradients plus residuals. The deltas
-        are gradients plus residuals."""
+        """Run one step of the paper's algorithm 1 on the deltas, which are gradients plus
+        residuals; return the product of both factors for each layer."""
         matrices = bucket.once("matrices", lambda: _matrices(bucket))
         if not matrices:  # no expert is here
             return [delta[0] for delta in bucket.deltas]
@@ -425,8 +426,8 @@ class ACPSGD(LowRank):
     halves are ``num_iters_per_step = 2`` of epfml/powersgd.
 
     Attributes:
-        iterations: The number of half-iterations in a step. Two cost what PowerSGD costs, and
-            approximate by up to twice the rank.
+        iterations: The number of half-iterations in a step. Two send as much as PowerSGD, and their
+            sum has up to twice the rank.
     """
 
     iterations: Annotated[int, Bounds("a whole number from 1", low=1)] = 1
@@ -485,12 +486,13 @@ class ACPSGD(LowRank):
         return _of_layers(bucket, matrices, unstack(stacks, products))
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Return the mean of two steps; if ``iterations`` is odd, one sends P and the other Q."""
+        """Return what one step of a layer sends, in floats and bytes, as the mean over two steps:
+        if ``iterations`` is odd, one step ends with P and the next with Q."""
         twice = self.iterations * self.numbers_of_rank(layer, level)
         return Traffic(twice / 2, twice * itemsize // 2)
 
     def phase(self, state: State) -> int:
-        """Return 1 if P was sent last, 0 if Q was."""
+        """Return 1 if the factor P was sent last, and 0 if it was Q."""
         return int(cast(AlternatingState, state).is_left)
 
 

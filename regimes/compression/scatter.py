@@ -30,8 +30,8 @@ class ScatterState(State):
     """Holds the memory of a layer of `QuantisedScatter`.
 
     Attributes:
-        residual_scale: the ``scale`` of the step that has left the residual.
-        pieces: of a worker's part. Identity, not memory.
+        residual_scale: The ``scale`` of the step that has left the residual.
+        pieces: The pieces of parameters in one worker's part. It is identity, not memory.
     """
 
     residual_scale: float = 1.0
@@ -54,9 +54,10 @@ class ScatterState(State):
 class QuantisedScatter(QuantisedAllReduce):
     """Sends integers of 8 or 4 bits in a reduce-scatter of FSDP2. The level is the number of bits.
 
-    The numbers of a block are scaled by its largest magnitude. A block belongs to one part of one
-    parameter. Rounding errs as in `QuantisedAllReduce`, once. Parameters of one dimension travel as
-    they are.
+    The numbers of a block are scaled by its largest magnitude s. A block belongs to one part of one
+    parameter. A number is sent as a multiple of s / n, with n = 2^(bits - 1) - 1, and is rounded
+    once, by default up or down at random, so that the error is zero in the mean. The sums that the
+    owners of the parts keep are not rounded. Parameters of one dimension travel as they are.
 
     Attributes:
         block: The number of numbers that share a scale.
@@ -74,6 +75,8 @@ class QuantisedScatter(QuantisedAllReduce):
 
     @property
     def requires(self) -> frozenset[str]:
+        """Name the capabilities that a job must offer: besides those of all compressors
+        "module_parts", which only FSDP2 gives."""
         return super().requires | {MODULE_PARTS}
 
     def init(self, layer: Layer, seed: int, first_worker: int = 0) -> State:
@@ -83,8 +86,8 @@ class QuantisedScatter(QuantisedAllReduce):
         return state
 
     def exchange(self, bucket: Bucket, comm: Comm) -> list[Tensor]:
-        """Exchange the bucket; return what the hosted worker owns of each layer's sum,
-        ``[part]``."""
+        """Send the parts of each layer to their owners; return, for each layer, the sum of the part
+        that the hosted worker owns, ``[part]``. This is a sum over workers, not a mean."""
         pieces = [
             self._pieces(delta, state, bucket.level)
             for delta, state in zip(bucket.deltas, bucket.states, strict=True)
@@ -98,8 +101,9 @@ class QuantisedScatter(QuantisedAllReduce):
         pieces: Sequence[Pieces],
         comm: Comm,
     ) -> list[Float[Tensor, "hosted _"]]:
-        """Return the sums of each hosted worker's parts over all workers. With error feedback the
-        deltas become what was not sent."""
+        """Return, for each layer, the sum over all workers of the part that a hosted worker owns,
+        ``[L, part]``. With error feedback the deltas, ``[L, W, part]``, become what was not
+        sent."""
         hosted, workers, _ = deltas[0].shape
         wires = []
         for delta, state, own in zip(deltas, states, pieces, strict=True):
@@ -117,9 +121,9 @@ class QuantisedScatter(QuantisedAllReduce):
     def reduce(
         self, grad: Float[Tensor, "hosted workers part"], state: State, level: Level, comm: Comm
     ) -> Float[Tensor, " part"]:
-        """Return the sum of the hosted worker's part over all workers, ``[part]``, in float32 at
-        least. ``grad`` and the residual's memory stay as they are. At the level "dense" call
-        ``with_residual`` instead."""
+        """Return the sum over all workers of the part that the hosted worker owns, ``[part]``, in
+        float32 or float64. ``grad`` stays as it is. At the level "dense" call ``with_residual``
+        instead."""
         exact = self.with_residual(grad, state)
         if self.error_feedback and exact is grad:
             exact = grad.clone()
@@ -131,8 +135,8 @@ class QuantisedScatter(QuantisedAllReduce):
         return total[0]
 
     def with_residual(self, grad: Tensor, state: State) -> Tensor:
-        """Return the gradient in float32 at least, plus what earlier steps have not sent, which
-        this removes from the memory."""
+        """Return the gradient in float32 or float64, plus the residual. The memory then has no
+        residual."""
         exact = grad.to(torch.promote_types(grad.dtype, torch.float32))
         if state.residual is not None:
             held = self._numbers(state.residual, self._pieces_of(grad, state)).to(exact.dtype)
@@ -154,7 +158,8 @@ class QuantisedScatter(QuantisedAllReduce):
     def stored(
         self, left: Float[Tensor, "hosted workers part"], pieces: tuple[Piece, ...]
     ) -> Tensor:
-        """Return a residual in the form in which it is kept."""
+        """Return a residual in the form in which the memory keeps it: rounded to
+        ``residual_bits``."""
         if self.residual_bits == 8:
             return (
                 make_pieces(pieces, 8, self.block)
@@ -184,7 +189,8 @@ class QuantisedScatter(QuantisedAllReduce):
     # -- traffic -----------------------------------------------------------------------------------
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
-        """Count the parts of other owners, of a layer ``[workers, part]``."""
+        """Return what a worker sends of one layer in one step: the parts of the W - 1 other owners,
+        in bytes, and in floats as a quarter of the bytes."""
         kind = {2: torch.bfloat16, 8: torch.float64}.get(itemsize, torch.float32)
         size = (workers - 1) * make_pieces(layer.row, int(level), self.block, kind).bytes
         return Traffic(size / 4, size)

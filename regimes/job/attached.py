@@ -104,42 +104,43 @@ class AttachedJob(Job):
 
     @property
     def traffic(self) -> Traffic:
-        """Return what this process has had for others since training began (see `Traffic`), with
-        detectors' signals and flags of non-finite gradients, and without ``instrument_bytes``."""
+        """Return what this process has sent since training began, in floats and bytes as `Traffic`
+        counts them. This includes what detectors read and the flags of non-finite gradients, but
+        not ``instrument_bytes``."""
         return sum(self.world.meter.layers.values(), self.past_traffic)
 
     @property
     def instrument_bytes(self) -> int:
-        """Return the bytes that instruments that only watch, such as the curvature, have sent
-        beside the exchange."""
+        """Return the bytes that instruments have sent besides the exchange of gradients. An
+        instrument only measures, such as the curvature."""
         return sum(self.world.instruments.sent.values())
 
     def log(self, **values: SupportsFloat) -> None:
-        """Add numbers to the record: of the unit under way, or, before the next unit's first step,
-        of the one just ended. Several values of a name count as their mean. "train_loss",
-        "test_loss" and the record's metric have columns of their own. Values of process 0 are
-        recorded; without a record nothing happens, unless a policy of local steps reads them.
+        """Add numbers to the record. They belong to the unit of the last step. Several values of
+        one name in a unit are averaged. "train_loss", "test_loss" and the record's metric have
+        columns of their own. Only the values of process 0 are recorded. Without a record nothing
+        happens, unless a policy of local steps reads the values.
 
         Raises:
-            ConfigError: a value that is no number, or a DTensor of which each process has a part.
+            ConfigError: a value is not a number, or is a DTensor of which each process has a part.
         """
         check_whole(values)
         if (recorder := self.recorder or self.relay) is not None:
             recorder.log_values(values)
 
     def set_level(self, level: str | None, why: str = "") -> None:
-        """Let all compressed layers have one level from now on, in place of what the policy decides
-        for them; all processes call this, between the same two steps. Within a unit it takes effect
-        with the next one, because a record has one level for each unit.
+        """Set one level for all compressed layers, in place of the policy's decisions. All
+        processes call this, between the same two steps. In the middle of a unit it takes effect
+        with the next unit, because a record has one level for each unit.
 
         Args:
-            level: a name among the job's levels, or "dense", which sends gradients uncompressed;
+            level: a name among the job's levels, or "dense", which sends gradients uncompressed.
                 None: the policy decides again.
-            why: for the record, beside the level; the policy gives reasons of its own.
+            why: the reason that the record has beside the level.
 
         Raises:
-            ConfigError: there is no such level. If processes have set different ones, all raise it
-                at the first step that has the level.
+            ConfigError: there is no such level. If processes have set different levels, all raise
+                it at the first step with the new level.
         """
         begun, unit = self._in_unit(), len(self.rows)
         entry = set_entry(level, why, self._level_names(), unit + begun)
@@ -451,18 +452,17 @@ class AttachedJob(Job):
         self._continue_from(self._fit(saved, branch))
 
     def full_state_dict(self) -> State | None:
-        """Return the states of all processes in one, on process 0 (None on the others). Any number
-        of processes can continue from it; with local steps only if it was saved right after a
-        synchronisation. All processes call this. Its tensors are on the CPU;
+        """Return one state for all processes, on process 0; on the others return None. All
+        processes call this. Any number of processes can continue from it; with local steps they can
+        only if it was saved right after a synchronisation. Its tensors are on the CPU, and
         ``torch.load(weights_only=True)`` reads it back.
 
-        Statistics other than the norm cannot be saved within a unit. A counted unit of a hook that
-        has had all its steps therefore ends here, and not with the next step: call this after
-        ``scheduler.step()``.
+        Call this after ``scheduler.step()``: if the hook ends units after a number of steps and the
+        unit has had all of them, the unit ends here. (Otherwise its statistics could not be saved.)
 
         Raises:
-            ConfigError: on all processes: as ``state_dict`` does; or a model is divided within
-                replicas.
+            ConfigError: on all processes, as in ``state_dict``; or the model is divided within
+                replicas: then use ``sharded_state``.
         """
         world = self.world
         self._check_whole("full_state_dict")

@@ -76,10 +76,13 @@ class Job:
         signal: str,
         priced: tuple[Compressor, Mapping[str, AnyLevel]] | None = None,
     ) -> Controller:
-        """Apply a policy to the layers that are compressed.
+        """Make the object that asks a policy for the levels of the compressed layers, once per
+        unit.
 
         Args:
-            priced: a compressor with its levels; the policy sees what a step sends at each.
+            signal: the norm that the policy reads as "norm".
+            priced: a compressor with its levels. The policy then sees what a step sends at each
+                level.
         """
         world, compressed = self.world, [i for i, x in enumerate(self.layers) if x.compressed]
         costs = {}
@@ -90,13 +93,15 @@ class Job:
         return Controller(policy, names, compressed, signal, costs)
 
     def decide_unit(self, history: Sequence[Row] | None = None) -> UnitPlan:
-        """Decide on unit ``len(rows)``.
+        """Decide the levels, batch size and period of the next unit, ``len(rows)``.
 
         Args:
-            history: the units as the policy of levels sees them; None: as they are.
+            history: the past units as the policy of levels is to see them. None: as they are in
+                ``rows``.
 
         Raises:
-            ConfigError: a policy returns what is no decision, or a reason that no record can hold.
+            ConfigError: a policy returns something other than decisions, or a reason that cannot be
+                written into a record.
         """
         batch, sync = {}, {}
         if self.batch_controller is not None:
@@ -122,12 +127,14 @@ class Job:
     def replay_levels(
         self, seen: list[Row], rows: Sequence[Row], *, whole: bool = False
     ) -> list[Row]:
-        """Add rows to ``seen``, which has the first of ``rows`` already: the others, with the
-        levels that this job's policies would have chosen, so that the policies meet no level that
-        they do not know.
+        """Add to ``seen`` copies of those of ``rows`` that it lacks, with the levels that the
+        policy of this job would have chosen; return ``seen``. So a policy that continues another
+        run meets no level that it does not know.
 
         Args:
-            whole: also the levels of batch and period.
+            seen: copies of the first of ``rows``.
+            rows: the units of the other run.
+            whole: change the levels of batch size and period as well.
         """
         others = {"batch": self.batch_controller, "sync": self.sync_controller} if whole else {}
         for row in rows[len(seen) :]:
@@ -144,12 +151,12 @@ class Job:
     def lay_out_state(
         self, table: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any], own: Part
     ) -> State:
-        """Lay out the state of this process as ``job.state`` says.
+        """Return the state of this process in the format of saved states (`regimes.job.state`).
 
         Args:
-            table: columns by layer, beside their shapes.
-            shared: what else is the same on all processes.
-            own: what is this process's own.
+            table: what each layer has, by name: values by layer. The shapes are added here.
+            shared: all else that is the same on all processes.
+            own: what this process alone has.
         """
         world = self.world
         return {

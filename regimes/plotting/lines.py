@@ -75,20 +75,20 @@ def plot(
     >>> _ = shown.save("loss.png")
 
     Args:
-        records: a folder of runs or an archive of them, several, or runs.
-        column: of the epochs, e.g. "train_loss", "bytes", "batch_size"; default the metric by which
-            the runs were tested.
-        against: the x axis, units or the floats sent so far.
-        where: only runs of which this is true, e.g. ``["optimizer.lr=0.4"]``.
-        ax: draw into these axes of a figure of yours, with their legend and without title and
-            caption; default a figure of its own.
+        records: A folder of runs, an archive of them, or runs; or several of these.
+        column: The column of ``Record.epochs`` that is drawn, such as "train_loss" or "bytes". By
+            default it is the metric by which the runs were tested.
+        against: The x axis: "epoch" (the units), or "floats" (those sent so far).
+        where: Only runs for which this holds, such as ``["optimizer.lr=0.4"]``.
+        ax: The axes of a figure of yours, into which the curves and a legend are drawn, without
+            title and caption. By default a new figure is made.
 
     Returns:
-        The figure, with its numbers as ``.data`` and ``.save(path)``, which writes both (see
-        `regimes.plotting.style.Shown`); with ``ax`` the figure of these axes as it is.
+        The figure. It has its numbers as ``.data``, and ``.save(path)`` writes both. With ``ax``
+        this is your own figure.
 
     Raises:
-        RecordError: no run, runs with different settings, or a column that they do not have.
+        RecordError: there is no run, the runs have different settings, or they lack the column.
     """
     by_schedule = read_given(records, where)
     example = typical_run(by_schedule)

@@ -115,8 +115,8 @@ class FollowsDecays(Bounded):
     slow_decay: Ratio = field(default=10.0, kw_only=True)
 
     def decays(self, history: Sequence[PastEpoch]) -> list[tuple[int, float, float]]:
-        """Return the decays so far: the first epoch at the lower rate, the rate before, and the
-        lower rate."""
+        """Return the decays of the learning rate so far. For each: the number of the first epoch at
+        the lower rate, the rate before it, and the lower rate."""
         return list(as_history(history).accumulate(self._add, RatesSoFar, self._add).decays)
 
     def _add(self, rates: RatesSoFar, epochs: Sequence[PastEpoch]) -> RatesSoFar:
@@ -132,7 +132,8 @@ class FollowsDecays(Bounded):
         return rates
 
     def just_decayed(self, history: Sequence[PastEpoch]) -> dict[str, Any] | None:
-        """Return the reason to record if the next epoch is the first after a decay, else None."""
+        """Return the reason of a decision, its rule and both rates, if the next epoch is the first
+        after a decay. Otherwise return None."""
         last = self.decays(history)[-1:]
         if not last or last[0][0] < len(history):
             return None

@@ -58,17 +58,26 @@ class ByLayer:
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """Return the statistics that any of the policies reads."""
         return tuple(dict.fromkeys(need for rule in self.rules for need in rule.needs))
 
     @property
     def requires(self) -> frozenset[str]:
+        """Name the capabilities that any of the policies needs of a job, by the words of
+        ``regimes.base.capabilities``."""
         return frozenset().union(*map(declared_needs, self.rules))
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that any of the policies may choose."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.names))
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the decision for each layer, by the policy of its group.
+
+        Raises:
+            ConfigError: at the first decision, no layer matches a pattern.
+        """
         group = self._groups_of(layers)
         if not history:
             for pattern in (word for key in self.groups for word in key.split()):

@@ -39,6 +39,7 @@ class FollowsDetector(FollowsDecays):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose: ``low`` and ``high``."""
         return (level_name(self.low, "low"), level_name(self.high, "high"))
 
     @property
@@ -46,10 +47,17 @@ class FollowsDetector(FollowsDecays):
         raise NotImplementedError
 
     def level_for(self, critical: bool, before: str) -> str:
-        """Return a layer's level after a verdict."""
+        """Return the level that a layer gets by a verdict.
+
+        Args:
+            critical: whether the next epoch is critical.
+            before: the level of the layer in the past epoch.
+        """
         return self.names[0] if critical else self.names[-1]
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the level of each layer for epoch ``len(history)``, by the detector's verdicts and
+        the decays of the learning rate."""
         history = as_history(history)
         if self.decay_rule and (why := self.just_decayed(history)):
             return [Decision(self.names[0], why)] * len(layers)
@@ -105,6 +113,7 @@ class Detected(FollowsDetector):
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """Return the statistic that the detector reads; none for one that measures nothing."""
         text = self.rule.statistic
         return () if text is None else (Statistic.parse(text).name,)
 
@@ -114,9 +123,11 @@ class Accordion(FollowsDetector):
     """Uses low compression in critical regimes: ACCORDION, for each layer (the paper's algorithm
     1).
 
-    A layer has low compression while its gradient norm changes by ``eta`` or more over ``interval``
-    epochs, and with ``decay_rule`` from each decay of the learning rate until the next evaluation.
-    It starts with low compression, as in the authors' code.
+    Every ``interval`` epochs the gradient norm of a layer is compared with its value ``interval``
+    epochs earlier. If it has changed by ``eta`` or more, relative to that value, the layer has low
+    compression until the next comparison, and otherwise high compression. With ``decay_rule`` all
+    layers have low compression from each decay of the learning rate until the next comparison. They
+    start with low compression, as in the authors' code.
 
     >>> Accordion(eta=0.3).decide([], ["conv"])
     [Decision(level='low', why={'rule': 'start'})]
@@ -126,7 +137,7 @@ class Accordion(FollowsDetector):
 
     Attributes:
         eta: The relative change of the norm from which on a regime is critical.
-        interval: The number of epochs between two evaluations.
+        interval: The number of epochs between two comparisons.
     """
 
     eta: Positive = 0.5

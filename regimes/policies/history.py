@@ -34,12 +34,13 @@ class PastEpoch:
     """Holds what a policy may know of one epoch.
 
     Attributes:
-        lr: The rate at which the epoch trained.
-        next_lr: The rate of the next epoch, at the same batch size.
+        lr: The learning rate in the first step of the epoch.
+        next_lr: The learning rate in the first step of the next epoch, at the same batch size.
         statistics: One value per layer for each statistic. None is an undefined value; a statistic
-            that was not measured in the epoch is absent. "norm" is that of the run's ``signal``,
-            summed over the steps of the epoch. If the batch is m times as large, it is multiplied
-            by m, because there are m times fewer steps.
+            that was not measured in the epoch is absent. "norm" is the norm of the sum of the
+            gradients of all steps; the run's ``signal`` says which gradients these are. If the
+            batch is m times as large, the norm is multiplied by m, because there are m times fewer
+            steps.
         levels: The name of each layer's level.
         model: One value for the whole model for each statistic.
         costs: What a step costs at each level of the run and at dense. Empty if the record has
@@ -54,7 +55,11 @@ class PastEpoch:
     costs: Costs = field(default_factory=dict)
 
     def value(self, statistic: str, layer: int) -> float | None:
-        """Return a layer's value; None if it is undefined or was not measured."""
+        """Return the value of a statistic for a layer; None if it is undefined or was not measured.
+
+        Args:
+            layer: the index of the layer among the compressed ones.
+        """
         values = self.statistics.get(statistic, [])
         return values[layer] if layer < len(values) else None
 

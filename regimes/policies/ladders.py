@@ -35,11 +35,12 @@ class Rungs(Bounded):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose, the lowest compression first."""
         return tuple(reversed(self.levels))
 
     def rung(self, level: str) -> int:
-        """Return the position of a level; 0, the highest compression, for a level not on the
-        ladder."""
+        """Return the place of a level in ``levels``. The place of the highest compression is 0, and
+        so is the place of a level that is not on the ladder."""
         return self.levels.index(level) if level in self.levels else 0
 
 
@@ -48,12 +49,13 @@ class AdaQS(Rungs):
     """Lowers the compression of the whole model step by step: AdaQS (Guo et al. 2020; the paper's
     section 5.6 and Figure 7).
 
-    It starts at the highest compression. Each time the mean-to-standard-deviation ratio of the
-    gradient has fallen by ``fall`` since the last reference, the compression is one level lower. It
-    never rises again.
+    It starts at the highest compression. It watches the mean of the gradient divided by its
+    standard deviation ("msdr"). Each time this ratio has fallen by the share ``fall``, the
+    compression becomes one level lower, and the ratio at this moment is what the next fall is
+    measured from. The compression never rises again.
 
     Attributes:
-        fall: The share by which the ratio must fall.
+        fall: The share by which the ratio must fall, between 0 and 1.
     """
 
     fall: InnerShare = 0.5
@@ -64,6 +66,7 @@ class AdaQS(Rungs):
         return RelativeFall(self.fall)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return one level for all layers, by the number of falls so far."""
         if not history:
             return start_level(self.levels[0], layers)
         _, last, falls = online_state(history, self.rule, 0)
@@ -75,11 +78,11 @@ class AdaQS(Rungs):
 class RateLadder(Rungs):
     """Sends more while the learning rate is high, and less when it has fallen. It measures nothing.
 
-    At a smaller rate the error of compression moves the weights less. What counts is the first rate
-    of the next epoch, at the present batch size, as a share of the highest first rate so far; a
-    warm-up counts as high. The run starts at the last of ``levels``. For each of ``shares`` that
-    the rate falls below, the level is one nearer to the first; when the rate rises it comes back.
-    This schedule is proposed here (docs/findings.md). ACCORDION's rule for decays does the reverse.
+    At a smaller rate the error of compression moves the weights less. The policy divides the rate
+    at which the next epoch begins by the highest such rate so far. (During a warm-up the result is
+    1.) The run starts at the last of ``levels``. For each of ``shares`` that lies above the result,
+    the level is one nearer to the first; when the rate rises, the level comes back. We propose this
+    schedule ourselves (docs/findings.md). ACCORDION's rule for decays does the reverse.
 
     Attributes:
         shares: Shares of the highest rate, rising, between 0 and 1, one fewer than levels.
@@ -96,6 +99,7 @@ class RateLadder(Rungs):
         require(rising and len(given) == len(self.levels) - 1, "policy.shares", given, expected)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return one level for all layers, by the learning rate of the next epoch."""
         if not history:
             return start_level(self.levels[-1], layers)
         rate, peak = history[-1].next_lr, highest_rate(history)

@@ -33,9 +33,11 @@ class Static:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose: ``level`` alone."""
         return (self.level,)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return ``level`` for each layer, with a reason in the first epoch."""
         why = None if history else {"rule": "static"}
         return [Decision(self.level, why)] * len(layers)
 
@@ -73,9 +75,15 @@ class Windows:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose: inside windows, and outside."""
         return (level_name(self.inside, "low"), level_name(self.outside, "high"))
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the level of each layer for epoch ``len(history)``.
+
+        Raises:
+            ConfigError: a name in ``policy.layers`` is not among ``layers``.
+        """
         for name in self.layers:
             if name not in layers:
                 raise ConfigError(
@@ -114,9 +122,11 @@ class Smith(FollowsDecays):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose: ``levels``."""
         return self.levels
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the batch of the next epoch, ``levels[n]`` after n decays, for each layer."""
         level = self.levels[min(len(self.decays(history)), len(self.levels) - 1)]
         if not history:
             return start_level(level, layers)
@@ -165,8 +175,8 @@ class PostLocal(FollowsDecays):
     post-local SGD (Lin et al., "Don't use large mini-batches, use local SGD", 2020).
 
     Attributes:
-        before: The period until the first decay.
-        after: The period from the first decay on.
+        before: The period until the first decay: a name in ``sync_levels``, or a number of steps.
+        after: The period from the first decay on, likewise.
     """
 
     bounds_prefix = "sync_policy."
@@ -177,9 +187,11 @@ class PostLocal(FollowsDecays):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the levels that the policy may choose: ``before`` and ``after``."""
         return (self.before, self.after)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the period of the next unit, for each layer."""
         level = self.after if self.decays(history) else self.before
         if not history:
             return start_level(level, layers)
@@ -200,13 +212,15 @@ class Periods(Bounded):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the one level that is known before training, the shortest period. Others are
+        computed."""
         return (str(self.base),)
 
 
 @dataclass(frozen=True)
 class QSR(Periods):
-    """Uses the quadratic synchronisation rule (Gu et al., ICLR 2024): a period of ``max(base,
-    floor((alpha / lr)^2))`` at the learning rate of the next unit.
+    """Computes the period by the quadratic synchronisation rule (Gu et al., ICLR 2024). The period
+    is ``max(base, floor((alpha / lr)^2))`` steps, with the learning rate of the next unit.
 
     While the rate rises the period is ``base``. The authors use the period of the first step after
     the warm-up, which a rule that knows only the past cannot do.
@@ -222,6 +236,7 @@ class QSR(Periods):
     needs: tuple[str, ...] = field(default=(), init=False)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the period of the next unit, in steps, as the level of each layer."""
         if not history:
             return start_level(str(self.base), layers)
         rate, period = history[-1].next_lr, self.base

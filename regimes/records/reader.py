@@ -41,12 +41,12 @@ class Record:
             others.
         rows: The lines of ``epochs.jsonl`` as they are. Only read them: equal columns of successive
             rows are one list.
-        details: The lines of ``instruments.jsonl``, likewise.
-        processes: The seconds of each process by purpose, per epoch, for a run on several
-            processes: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
+        details: The lines of ``instruments.jsonl`` as they are.
+        processes: For a run on several processes, the seconds of each process by purpose, per
+            epoch: ``{"epoch": 0, "compute": [1.2, 1.9], ...}``.
         clock: The seconds of each epoch by purpose.
-        variant: How the run differs from others of its name that were read with it, see
-            `experiment.separate_experiments`. Empty if there are none.
+        variant: How the run differs from other runs of the same name that were read together with
+            it. Empty if it does not differ.
     """
 
     folder: Path
@@ -67,12 +67,13 @@ class Record:
 
     @property
     def config(self) -> dict[str, Any]:
+        """Return the configuration of the run, as tables of its keys."""
         return self.header["config"]
 
     @property
     def name(self) -> str:
-        """Return the schedule's name: only seeds of one experiment share it, see
-        `experiment.separate_experiments`."""
+        """Return the name of the schedule. If runs of several experiments with one name were read
+        together, it also says in brackets how this run differs (``variant``)."""
         own = self.config["name"]
         return f"{own} ({self.variant})" if self.variant else own
 
@@ -85,8 +86,8 @@ class Record:
         return _epochs_table(self.rows, self.clock)
 
     def column(self, name: str) -> np.ndarray | None:
-        """Return a column of `epochs`; None if there is none. What every row has is taken out of
-        the rows: a frame for each of many runs takes longer than reading them."""
+        """Return a column of ``epochs`` as an array, or None if there is no such column. For
+        columns that every run has this is faster than making the table."""
         import numpy as np
 
         if name in IN_EVERY_ROW and self.rows and "epochs" not in vars(self):
@@ -111,11 +112,11 @@ class Record:
         return identifying_fields(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 
     def varied(self, variant: str) -> Record:
-        """Copy it, with another variant."""
+        """Return a copy with another ``variant``."""
         return self._changed(variant=variant)
 
     def called(self, name: str) -> Record:
-        """Copy it, with another name of the schedule, which is its role, too."""
+        """Return a copy in which the schedule has another name, which is also its role."""
         config = self.config | {"name": name, "role": name}
         return self._changed(header=self.header | {"config": config})
 
@@ -128,34 +129,42 @@ class Record:
 
     @property
     def seed(self) -> int:
+        """Return the seed of the run."""
         return self.config["seed"]
 
     @property
     def rate(self) -> float:
-        """Return the configured learning rate; nan where it is unknown."""
+        """Return the configured learning rate, the highest of the run; nan if it is not known."""
         known = (self.config["optimizer"] or {}).get("lr")
         return math.nan if known is None else float(known)
 
     @property
     def finished(self) -> bool:
+        """Answer whether the run has trained all its units, or has spent its budget of floats."""
         return is_complete(self.header, self.rows)
 
     @property
     def hooked(self) -> bool:
-        """Answer whether a hook wrote the record, of a user's own training."""
+        """Answer whether the record is of a training script with a hook or with local steps, and
+        not of a run of Regimes."""
         return is_hooked(self.header)
 
     def tested_rows(self) -> list[Row]:
-        """Return the rows of the units after which the run was tested: of a hook's record, those in
-        which its script has logged a metric; of others every ``evaluate_every``-th and the last
-        one, and where the metric of such a unit is None, it was not finite."""
+        """Return the rows of the units after which the run was tested. In a hook's record these are
+        the units in which the script has logged a metric. In other records they are every
+        ``evaluate_every``-th unit and the last one; if the metric of such a unit is None, it was
+        not finite."""
         if self.hooked:
             return [row for row in self.rows if row["metric"] is not None]
         every, end = self.config.get("evaluate_every", 1), self.rows[-1] if self.finished else None
         return [row for row in self.rows if (row["epoch"] + 1) % every == 0 or row is end]
 
     def check_finished(self) -> None:
-        """Raise RecordError, with what to do about it, unless the run is finished."""
+        """Do nothing if the run is finished.
+
+        Raises:
+            RecordError: it is not finished; the error says what to do.
+        """
         if not self.finished or not self.rows:
             how = (
                 "its training has not ended, or was broken off; `regimes report` shows it as it is"
@@ -168,7 +177,8 @@ class Record:
 
     @property
     def statistic(self) -> str:
-        """Name the column of ``layers`` that the run's detectors read."""
+        """Return the name of the column of ``layers`` that the run's detectors read, such as
+        "norm:update"."""
         return f"norm:{self.config['signal']}"
 
 

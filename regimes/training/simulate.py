@@ -79,10 +79,10 @@ def simulate(
 ) -> Record:
     """Trains a copy of a model on simulated workers, and leaves a record.
 
-    The trainer is the one of `run`: under torchrun each process calls this, and the workers are
-    shared out over the processes. The code is the same, and so are the numbers but for rounding:
-    equal to 1e-12 in float64, equal in distribution in float32. Called again after a stop it goes
-    on, and after the end it returns the record.
+    Under torchrun each process calls this, and the workers are shared out over the processes. The
+    results are the same except for rounding: equal to 1e-12 in float64; in float32 single runs
+    drift apart, and means over seeds agree. After a stop the same call goes on. After the end it
+    returns the record.
 
     >>> import torch
     >>> x = torch.randn(64, 5)
@@ -94,43 +94,50 @@ def simulate(
     2
 
     Args:
-        model: a module: all seeds begin with its parameters; or a function (or class) without
-            arguments that makes one, from the random numbers of ``seed``.
-        train_data, test_data: two tensors or arrays, inputs and targets; or any data set with a
-            length and samples that are such a pair, or mappings with ``input_ids`` (tokens; the
-            targets are the next ones, of ``labels`` where there are some; padding at the end, which
-            ``attention_mask`` marks, is no target). What such a data set draws at random depends on
-            seed, epoch, step and worker alone.
-        out: folder of the record.
-        workers: W, simulated: in one pass over the samples of all where that is exact and faster.
-        batch_size: samples of one worker's step.
-        compressor, policy: as in `attach`: ``compressor=PowerSGD(rank=4)`` at one level, or
+        model: A module, with whose parameters all seeds begin; or a function or class without
+            arguments that makes one, which then uses the random numbers of ``seed``.
+        train_data, test_data: A pair of tensors or arrays, inputs and targets. Or a data set with a
+            length, whose samples are such pairs, or mappings with ``input_ids``. In a mapping the
+            targets of tokens are the next tokens, or those of ``labels`` if it has any; padding at
+            the end, which ``attention_mask`` marks, is no target. What a data set draws at random
+            depends on seed, epoch, step and worker alone.
+        out: The folder of the record.
+        workers: The number of simulated workers, W.
+        batch_size: The number of samples that a worker reads in a step.
+        epochs: The number of epochs.
+        compressor, policy: As in `attach`: ``compressor=PowerSGD(rank=4)`` for one level, or
             ``policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``; or names, or tables
-            with a name. By default PowerSGD under ACCORDION.
-        levels: what the policy's words mean, where compressor and policy do not say it; default the
-            compressor's usual ones. A level may have error feedback of its own: ``{"level": 1,
-            "error_feedback": False}``.
-        optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table like ``{"name":
-            "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. Default SGD at 0.1 with
-            momentum 0.9.
-        loss: of the model's output and the targets, one number; default cross-entropy of classes or
-            tokens, mean squared error of real targets. An output may be an object with ``logits``.
-        metric: of the outputs and targets of all test samples, one number; of batches, weighted by
-            their samples, where an output is not a tensor. Default the accuracy of classes, else
-            the loss. A record knows both functions by their names.
-        loss_weight: what divides the sum of a batch's terms in ``loss``: "samples" (a mean over
-            samples), "sum" (nothing does), or a function of the batch's targets that returns it,
-            like the number of pixels that count. Where a worker's batch or the test set comes in
-            parts, their losses then give the loss of the whole. Default: known of torch's losses
-            with ignored targets and class weights, of others found by trying.
-        name: of the schedule in tables and figures; default the policy's.
-        set: other fields of `RunConfig`: ``{"unit_steps": 50, "instruments.fisher": {}}``.
-        reporters: as of `run`.
+            with a name. The default is PowerSGD with ACCORDION.
+        levels: The level that each word of the policy stands for, if neither compressor nor policy
+            says it. By default they are the compressor's usual levels. A level may have error
+            feedback of its own: ``{"level": 1, "error_feedback": False}``.
+        optimizer: "sgd", "adamw", "muon" or ``package.module:Class``; or a table such as ``{"name":
+            "adamw", "lr": 0.001}`` with the fields of `OptimizerConfig`. The default is SGD with a
+            learning rate of 0.1 and a momentum of 0.9.
+        loss: A function of the model's output and the targets that returns one number. The default
+            is cross-entropy for classes and tokens, and the mean squared error for real targets. An
+            output may also be an object with ``logits``.
+        metric: A function of the outputs and targets of all test samples that returns one number.
+            If an output is not a tensor, it is called for each batch, and the results are averaged
+            with the numbers of samples as weights. The default is the accuracy for classes, and
+            otherwise the loss. A record names both functions.
+        loss_weight: What ``loss`` divides the sum of a batch's terms by: "samples" (it is a mean
+            over samples), "sum" (it divides by nothing), or a function of the batch's targets that
+            returns the divisor, such as the number of pixels that count. It is needed where a
+            worker's batch or the test set comes in parts. By default Regimes knows it for torch's
+            losses with ignored targets and class weights, and finds it by trying for others.
+        seed: The seed of all random streams.
+        name: The name of the schedule in tables and figures. The default is the policy's name.
+        set: Other fields of `RunConfig`, such as ``{"unit_steps": 50, "instruments.fisher": {}}``.
+        reporters: What is called as the run proceeds, as in `run`.
+
+    Returns:
+        The record of the run.
 
     Raises:
-        ConfigError, DataError: before any training, one sentence.
+        ConfigError, DataError: In one sentence, before any training.
         RecordError: ``out`` holds another run.
-        TrainingError: as `run`.
+        TrainingError: As in `run`.
     """
     folder = record_folder(out)
     config, task = own_training(

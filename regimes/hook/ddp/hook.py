@@ -54,9 +54,9 @@ class Hook(AttachedJob):
     """Exchanges the gradients of one model on one process. ``attach`` makes it.
 
     Attributes:
-        rows: The units (epochs, or numbers of steps) that have ended, as a record has them. A unit
-            that ends by itself does so as the next step begins, when the next rate is known, or
-            with ``close``.
+        rows: The units that have ended, as a record has them. A unit is an epoch or a number of
+            steps. If the hook ends units by itself, a unit ends when the next step begins, because
+            the next learning rate is known then, or with ``close``.
         sends_at_end: Whether the end of a unit contains a collective.
     """
 
@@ -154,21 +154,21 @@ class Hook(AttachedJob):
     def epoch_end(
         self, *, lr: SupportsFloat | None = None, next_lr: SupportsFloat | None = None
     ) -> dict[str, Decision]:
-        """Read the epoch's statistics and decide the next epoch's levels; all processes call this,
-        unless the hook ends its units by itself.
+        """End an epoch: measure its statistics, and decide the levels of the next epoch. All
+        processes call this once per epoch, unless the hook ends its units by itself.
 
         Args:
-            lr: the learning rate now. Call this after ``scheduler.step()``: then it is the next
-                epoch's rate, and the policy sees a decay in time. Not needed if the hook has the
-                optimiser.
-            next_lr: the next epoch's rate, if ``lr`` is still the rate of the epoch just trained.
+            lr: the learning rate, if the hook does not have the optimiser. Call this after
+                ``scheduler.step()``: then it is the rate of the next epoch, and the policy sees a
+                decay in time.
+            next_lr: the rate of the next epoch, if ``lr`` is still the rate of the epoch that ends.
 
         Returns:
             The decision for each compressed layer.
 
         Raises:
-            ConfigError: no backward pass since the last call, a rate that is no number from zero
-                up, none at all, or a hook that ends its units by itself.
+            ConfigError: there was no backward pass since the last call; a rate is missing, or is
+                not a number from zero up; or the hook ends its units by itself.
         """
         schedule = self.schedule
         if schedule.automatic:
@@ -185,22 +185,24 @@ class Hook(AttachedJob):
         return self._finish_unit(schedule.named_rates(lr, next_lr))
 
     def close(self) -> None:
-        """End the record; all processes call this, or none: when Python ends, it ends as well.
+        """End the job and its record. All processes call this, or none does: then the record ends
+        when Python ends.
 
-        From then on gradients are exchanged as without a hook, uncompressed and uncounted: of
-        replicas as torch's HSDP does it. Another hook may be attached.
+        From then on gradients are exchanged as without a hook, uncompressed and uncounted; the
+        replicas of a sharded model exchange them as torch's HSDP does. You may attach another hook.
 
-        The steps since the last unit are its last, shorter unit, if the hook ends units by itself.
+        If the hook ends units by itself, the steps since the last unit become a last, shorter unit.
         """
         self._end_job(together=True)
 
     def detach(self) -> None:
-        """Give the model back as it was before ``attach``; all processes call this, or none.
+        """End the job as ``close`` does, and give the model back as it was before ``attach``. All
+        processes call this, or none.
 
-        The job ends, as with ``close``. Then nothing of the hook is left on the model or on
-        optimisers, and replicas of a sharded model exchange nothing any more. DDP takes one
-        communication hook and never gives it back: it keeps an empty one, which averages as DDP
-        does. The process groups that the hook has made end with torch's default group.
+        Afterwards nothing of the hook is left on the model or on optimisers, and the replicas of a
+        sharded model exchange nothing. A model of DDP keeps an empty communication hook, which
+        averages gradients as DDP does, because DDP takes such a hook once and never gives it back.
+        The process groups that the hook has made end with torch's default group.
         """
         if self.detached:
             return
@@ -213,67 +215,72 @@ class Hook(AttachedJob):
         self.world.faults.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this process's state, which ``torch.load(weights_only=True)`` reads back. Each
-        process saves its own, because residuals differ. Nothing in it changes afterwards.
+        """Return the state of this process, which ``torch.load(weights_only=True)`` reads back.
+        Each process saves its own state, because residuals differ. Later steps do not change what
+        was returned.
 
         Raises:
-            ConfigError: within an epoch, when the policy reads more than the norm.
+            ConfigError: it is the middle of a unit, and the policy reads more than the norm.
         """
         self.steps.undo_cleared()
         return self._save_state()
 
     def load_state_dict(self, saved: Mapping[str, Any], *, branch: bool = False) -> None:
-        """Continue where ``saved`` was taken; all processes call this.
+        """Continue where ``saved`` was taken. All processes call this, each with its own state.
 
-        Layers are matched by name. One that ``saved`` lacks, because it was frozen, starts without
-        a residual; one that is frozen now is left out. Process 0 warns of both. The saved levels
-        hold until the end of the unit; then this hook's policy decides.
+        Layers are matched by name. A layer that ``saved`` lacks, because it was frozen, starts
+        without a residual. A layer that is frozen now is left out. Process 0 warns of both. The
+        saved levels hold until the end of the unit; then the policy of this hook decides.
 
         Args:
-            branch: ``saved`` may be of another policy, level or compressor; those of this hook
-                hold from now on. Residuals stay, if its compressor keeps any; memories, if it is of
-                the same class. Its policy sees the units so far with the levels that it would have
-                chosen. ``saved`` must be of the end of a unit, and of the same layers.
+            saved: what ``state_dict`` gave on this process.
+            branch: allow ``saved`` to have another policy, level or compressor than this hook,
+                whose own hold from now on. Residuals stay, if the compressor of this hook keeps
+                any. Other memory, such as PowerSGD's factors, stays if both compressors are of one
+                class. The policy sees the units so far with the levels that it would have chosen
+                itself. ``saved`` must be from the end of a unit, and of the same layers.
 
         Raises:
-            ConfigError: ``saved`` is of another model, process or number of processes; without
-                ``branch``, of another compressor or value of a level, or lacks statistics that
-                the policy reads; with it, of other layers or from within a unit.
+            ConfigError: ``saved`` is of another model, process or number of processes. Without
+                ``branch``: it has another compressor or value of a level, or lacks statistics that
+                the policy reads. With ``branch``: it has other layers, or is from the middle of a
+                unit.
         """
         self._load_own(saved, branch)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None, *, branch: bool = False) -> None:
-        """Continue where ``full`` was taken. All processes call this; process 0 passes what
-        ``full_state_dict`` gave there, and the argument of the others is ignored.
+        """Continue where ``full`` was taken, on any number of processes. All processes call this.
 
-        On as many processes as then it is ``load_state_dict`` of each one's own state. On another
-        number the residuals are divided such that their mean over the processes is preserved, and
-        ``traffic`` goes on from process 0's. Layers are matched as in ``load_state_dict``.
+        On the number of processes that saved it, each process continues with the state that it had.
+        On another number the residuals are divided such that their mean over the processes is
+        preserved, and ``traffic`` goes on from the saved traffic of process 0. Layers are matched
+        as in ``load_state_dict``.
 
         Args:
-            branch: as there.
+            full: what ``full_state_dict`` gave, on process 0. What other processes pass is ignored.
+            branch: as in ``load_state_dict``.
 
         Raises:
-            ConfigError: on all processes: as ``load_state_dict`` does; or, on another number of
-                processes, it was saved within an epoch and the signal is not "update".
+            ConfigError: on all processes, as in ``load_state_dict``; or the number of processes is
+                another one, ``full`` was saved in the middle of a unit, and the signal is not
+                "update".
         """
         self._load_full(full, branch)
 
     def sharded_state(self, *, branch: bool = False, saved: Any = None) -> Stateful:
-        """Return the state of all processes as an object for ``torch.distributed.checkpoint``: save
-        and load it with the model, on all processes.
+        """Return the state of all processes as an object for ``torch.distributed.checkpoint``. Save
+        and load it together with the model, on all processes.
 
         Args:
-            branch: what is loaded may be of another policy, level or compressor, as in
+            branch: allow what is loaded to have another policy, level or compressor, as in
                 ``load_state_dict``.
-            saved: the folder of the checkpoint to load, or its ``StorageReader``; needed where
-                another number of replicas (of DDP, and with ``shards``, of processes) has saved it.
-                The
-                residuals are then divided such that their mean is preserved; without ``saved``
-                torch raises "Missing key".
+            saved: the folder of the checkpoint that you load, or its ``StorageReader``. It is
+                needed if another number of processes has saved it (with `attach_replicas`, another
+                number of replicas); without it torch then raises "Missing key". The residuals are
+                divided such that their mean is preserved.
 
         Raises:
-            ConfigError: ``saved`` is no checkpoint of a hook.
+            ConfigError: ``saved`` is not a checkpoint of a hook.
         """
         return self.source.make_state(self, branch, saved)
 

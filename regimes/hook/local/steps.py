@@ -52,18 +52,19 @@ from regimes.training.replicas import Replicas
 
 
 class LocalSteps(AttachedJob):
-    """Synchronises one process's model with the others. ``local_steps`` makes it.
+    """Synchronises the model of one process with the others. ``local_steps`` makes it.
 
     Attributes:
-        rows: The units so far, as a record has them.
+        rows: The units that have ended, as a record has them.
         total: The number of steps so far.
-        ended: The number of steps in units that have ended. The unit that ``close`` ends may be
-            shorter than the others, and a job may continue from the state after it.
-        sync: The rounds; ``count`` is the number of synchronisations in the unit under way.
-        compares_weights: Whether processes compare the weights that each unit's last
-            synchronisation has left, and those at the end.
-        losses: The sum and the number of this process's training losses in the unit under way, if
-            the policy reads them.
+        ended: The number of steps in units that have ended. ``close`` may end a unit that is
+            shorter than the others.
+        sync: The rounds. A round is the steps between two synchronisations; ``sync.count`` is the
+            number of synchronisations in the present unit.
+        compares_weights: Whether processes compare their weights after the last synchronisation of
+            each unit, and at the end.
+        losses: The sum and the number of the training losses of this process in the present unit,
+            if the policy reads them.
     """
 
     compares_weights = True
@@ -120,18 +121,19 @@ class LocalSteps(AttachedJob):
 
     @property
     def period(self) -> int:
-        """Return the steps of the round under way; of several fragments, those of the first."""
+        """Return the period: the number of steps in the present round. If the model is synchronised
+        in fragments, this is the period of the first fragment."""
         return self.sync.fragments[0].period
 
     # -- what a script calls -----------------------------------------------------------------
 
     def step(self) -> None:
-        """Note that an iteration is over; all processes call this after each, also if a GradScaler
-        has skipped the optimiser's step.
+        """End a step, and synchronise if the round is over. All processes call this once after each
+        iteration, also if a GradScaler has skipped the optimiser's step.
 
         Raises:
-            ConfigError: ``close()`` was called; or the policy decides by the training loss, and no
-                process has logged it in the first unit.
+            ConfigError: ``close()`` was called before; or the policy reads the training loss, and
+                no process has logged one in the first unit.
             TrainingError: another process has died, or a parameter is not finite.
             RecordError: the record cannot be opened.
         """
@@ -152,7 +154,8 @@ class LocalSteps(AttachedJob):
         self.clock.stop_step()
 
     def close(self) -> None:
-        """Synchronise the last steps and end the record; all processes call this."""
+        """Synchronise the last steps and end the record. All processes call this. A second call
+        does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -185,12 +188,13 @@ class LocalSteps(AttachedJob):
             self._finish_unit()
 
     def log(self, **values: SupportsFloat) -> None:
-        """Add numbers to the record, like ``Job.log``. If the policy reads the training loss, each
-        process logs its own "train_loss", with a record or without: the unit has the mean over
-        processes, and the policy decides from it on all alike.
+        """Add numbers to the record. They belong to the unit of the last step. Several values of
+        one name in a unit are averaged, and only the values of process 0 are recorded. If the
+        policy reads the training loss, each process logs its own "train_loss", with a record or
+        without: the policy then reads the mean over all processes.
 
         Raises:
-            ConfigError: a value that is no number.
+            ConfigError: a value is not a number.
         """
         if self.reads_loss and "train_loss" in values:
             self.losses[0] = self.losses[0] + logged_number("train_loss", values.pop("train_loss"))
@@ -240,7 +244,16 @@ class LocalSteps(AttachedJob):
         self.values = [self.chosen.exchange.levels.get(name, DENSE) for name in self.levels.names]
 
     def decide_unit(self, history: Sequence[Row] | None = None) -> UnitPlan:
-        """Decide like ``Job.decide_unit``; the only level has no reason."""
+        """Decide the level and the period of the next unit, ``len(rows)``. If there is only one
+        level, its decision has no reason.
+
+        Args:
+            history: the past units as the policy of levels is to see them. None: as they are in
+                ``rows``.
+
+        Raises:
+            ConfigError: a policy returns something other than decisions.
+        """
         plan = super().decide_unit(history)
         if self.chosen.varies:
             return plan
@@ -290,8 +303,9 @@ class LocalSteps(AttachedJob):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this process needs to continue, besides the states of its model and its
-        optimiser, which are its own between two synchronisations. ``torch.load(weights_only=True)``
-        reads it back. Nothing in it changes afterwards."""
+        optimiser. Save these two on each process as well, because they differ between two
+        synchronisations. ``torch.load(weights_only=True)`` reads the state back. Later steps do not
+        change what was returned."""
         outer, own = self.sync.state_dict()
         synced, names = self.replicas.synced_tensors, [layer.name for layer in self.layers]
         shared = {
@@ -312,26 +326,33 @@ class LocalSteps(AttachedJob):
         return copy.deepcopy(self.lay_out_state(table, shared, part))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where ``saved`` was taken, once the model and its optimiser have their own
-        states again; all processes call this.
+        """Continue where ``saved`` was taken. All processes call this, after they have loaded the
+        states of their model and optimiser.
+
+        Args:
+            saved: what ``state_dict`` gave on this process.
 
         Raises:
-            ConfigError: it is of another process, model or compressor, or of other fragments.
+            ConfigError: ``saved`` is of another process, model or compressor, or has another number
+                of fragments.
         """
         self._load_own(saved)
 
     def load_full_state_dict(self, full: Mapping[str, Any] | None) -> None:
-        """Continue where ``full`` was taken, once the model and its optimiser have a saved state
-        again. All processes call this; process 0 passes what ``full_state_dict`` gave there, and
-        the argument of the others is ignored.
+        """Continue where ``full`` was taken, on any number of processes. All processes call this,
+        after they have loaded a saved state of the model and the optimiser.
 
-        On as many processes as then it is ``load_state_dict`` of each one's own state. On another
-        number the residuals are divided such that their mean over the processes is preserved; the
-        parameters are as after the last synchronisation; and ``traffic`` goes on from process 0's.
+        On the number of processes that saved it, each process continues with the state that it had.
+        On another number the parameters are those after the last synchronisation, the residuals are
+        divided such that their mean over the processes is preserved, and ``traffic`` goes on from
+        the saved traffic of process 0.
+
+        Args:
+            full: what ``full_state_dict`` gave, on process 0. What other processes pass is ignored.
 
         Raises:
-            ConfigError: on all processes: it is of another model or compressor; or, on another
-                number of processes, it was saved between two synchronisations.
+            ConfigError: on all processes: ``full`` is of another model or compressor; or the number
+                of processes is another one, and ``full`` was saved between two synchronisations.
         """
         self._load_full(full)
 
@@ -360,14 +381,15 @@ class LocalSteps(AttachedJob):
         self.ended = sum(row["steps"] for row in self.rows)
 
     def sharded_state(self, *, saved: Any = None) -> ProcessStates:
-        """Return the state of all processes as an object for ``torch.distributed.checkpoint``: save
-        and load it on all processes, of a divided model on those of the same mesh. Between two
-        synchronisations the model and the optimiser of each replica are its own: save them under a
-        name of the replica.
+        """Return the state of all processes as an object for ``torch.distributed.checkpoint``. Save
+        and load it on all processes. A divided model needs the same mesh again. Between two
+        synchronisations the replicas differ, so save the model and the optimiser of each replica
+        under a name of its own.
 
         Args:
-            saved: the folder of the checkpoint to load, or its ``StorageReader``; needed where
-                another number of processes has saved it, right after a synchronisation.
+            saved: the folder of the checkpoint that you load, or its ``StorageReader``. It is
+                needed if another number of processes has saved the checkpoint, which must then be
+                from right after a synchronisation.
         """
         return ProcessStates(self, saved=saved)
 

@@ -77,7 +77,8 @@ class NormChange(RelativeChange):
 @dataclass(frozen=True)
 class EigenvalueChange(RelativeChange):
     """Marks an epoch as critical if the top Hessian eigenvalue has fallen enough (Jastrzebski et
-    al. 2019; the paper's Figure 3). The fields are those of `RelativeChange`.
+    al. 2019; the paper's Figure 3): by the share ``eta`` since ``interval`` epochs ago. The fields
+    have the meaning that `RelativeChange` gives them.
     """
 
     statistic: str = field(default="eigenvalue", init=False)
@@ -87,8 +88,10 @@ class EigenvalueChange(RelativeChange):
 
 @dataclass(frozen=True)
 class SharpnessChange(RelativeChange):
-    """Marks an epoch as critical if the critical sharpness has changed enough (Kalra et al. 2026).
-    It is a cheap substitute for the eigenvalue. The fields are those of `RelativeChange`.
+    """Marks an epoch as critical if the critical sharpness has changed enough: by the share ``eta``
+    since ``interval`` epochs ago. Critical sharpness (Kalra et al. 2026) is 2 divided by the
+    smallest learning rate at which the next step would raise the loss, a cheap substitute for the
+    top Hessian eigenvalue. The fields have the meaning that `RelativeChange` gives them.
     """
 
     statistic: str = field(default="critical_sharpness", init=False)

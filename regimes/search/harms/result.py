@@ -37,22 +37,25 @@ def _columns_of(beside: LostTime | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Harm:
-    """Says where in a training more may be compressed.
+    """Says where in a training more may be compressed. `harm` makes it.
+
+    An arm is one kind of change, for instance to high compression, and a pulse is this change in
+    some units of a run. The trunk is the run without a pulse.
 
     Attributes:
-        known: all harms, by pulse and seed, and what they say.
-        kinds: what pulses change, by arm.
-        shown: how the metric is written.
-        unit: what a unit is, for instance "epoch".
-        saved: by pulse, the share of the trunk's bytes that a run with it does not send. It is
-            empty where bytes are not known.
-        rates: the learning rate of each unit, as a share of the highest. It is empty where rates
-            are not known.
-        minutes: the minutes that training one unit takes, with all processes at work; nan if not
-            known.
-        ladders: the rate ladder of each arm that has one.
-        grid: the trunk and the ladders as a grid's TOML file, or "" if there is none.
-        out: the folder.
+        known: All harms, by pulse and seed, and what they say.
+        kinds: What pulses change, by arm.
+        shown: How the metric is written.
+        unit: What a unit is, for instance "epoch".
+        saved: By pulse, the share of the trunk's bytes that a run with it does not send. It is
+            empty if bytes are not known.
+        rates: The learning rate of each unit, as a share of the highest. It is empty if rates are
+            not known.
+        minutes: The minutes that training one unit takes, with all processes at work; nan if this
+            is not known.
+        ladders: The rate ladder of each arm that has one.
+        grid: The trunk and the ladders as a grid's TOML file, or "" if there is none.
+        out: The folder of the search.
     """
 
     known: HarmEvidence
@@ -68,11 +71,17 @@ class Harm:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Give one row per phase, in order, with the columns arm, first and last unit, call, harm
-        with its interval (see `harms.judge`; in the metric's unit, positive is worse), n (seeds),
-        needed (seeds that would decide), minutes (until then), saved (share of the trunk's bytes),
-        lost (harm of the same units left out, with its interval), lost_n, times (harm as a multiple
-        of it, with its interval), and beside ("more" or "less" harm than that, "not decided")."""
+        """Return a table with one row per phase, in order. Its columns:
+
+        - ``arm``, and ``first`` and ``last``, the first and the last unit of the phase;
+        - ``call``: whether the phase is safe, harmful or not decided;
+        - ``harm``, with its interval, in the metric's unit; positive is worse; ``n`` seeds;
+        - ``needed``: the seeds that would decide, and ``minutes``: how long these would take;
+        - ``saved``: the share of the trunk's bytes that the pulse saves;
+        - ``lost``: the harm of leaving the same units out, with its interval; ``lost_n`` seeds;
+        - ``times``: ``harm`` as a multiple of ``lost``, with its interval;
+        - ``beside``: whether ``harm`` is "more" or "less" than ``lost``, or "not decided".
+        """
         import pandas as pd
 
         rows = []
@@ -109,7 +118,8 @@ class Harm:
             return style.render_figure(self.figure(), "png")
 
     def figure(self) -> Figure:
-        """Draw the harm of each phase with its interval, and the learning rate; one column wide."""
+        """Draw the harm of each phase with its interval, and the learning rate. The figure is one
+        column of a paper wide."""
         from regimes.search.harms.figure import draw_harm
 
         texts = {arm: self.kinds[arm].text for arm in self.known.rules.arms}
@@ -118,8 +128,12 @@ class Harm:
         return fig
 
     def save(self) -> list[Path]:
-        """Write ``harm.png``, ``.svg`` and ``.csv`` into the folder, and ``harm.toml`` if there is
-        a rate ladder."""
+        """Write the figure and the table into the folder ``out``, as ``harm.png``, ``.svg`` and
+        ``.csv``, and ``harm.toml`` if there is a rate ladder. Return the paths.
+
+        Raises:
+            ConfigError: there is no folder.
+        """
         from regimes.plotting import style
         from regimes.records.files import write_output
 
@@ -134,7 +148,8 @@ class Harm:
     # -- in words ----------------------------------------------------------------------------
 
     def sentences(self) -> list[str]:
-        """Write a line for each phase, and what the pulse saves in the safe ones."""
+        """Return the result in words: a line for each phase, and a line that says what the pulse
+        saves in the safe phases."""
         lines: list[str] = []
         for arm in self.known.rules.arms:
             if len(self.known.rules.arms) > 1:
@@ -154,11 +169,7 @@ class Harm:
         return lines
 
     def units(self, span: tuple[int, int]) -> str:
-        """Write the units of a span.
-
-        >>> "epochs 3-7" and "epoch 4"
-        'epoch 4'
-        """
+        """Return the units of a span in words, such as "epochs 3-7" for the span (3, 8)."""
         first, last = span[0], span[1] - 1
         word = "epoch" if self.unit == "epoch" else "unit"
         return f"{word} {first}" if first == last else f"{word}s {first}-{last}"
@@ -202,7 +213,7 @@ class Harm:
         return f"{words}: {COMPARED[beside.call]}"
 
     def number(self, value: float) -> str:
-        """Write a number in the digits of the metric, with one more below 1."""
+        """Return a number as text, with the digits of the metric and one more if it is below 1."""
         return f"{value:z.{self.shown.digits + (abs(value) < 1)}f}"  # no -0.0
 
     def _interval(self, verdict: PulseVerdict, seeds: bool = True) -> str:

@@ -108,9 +108,9 @@ class Plan:
         return (1 if self.shown.lower else -1) * self._dense.loss(steps)
 
     def rate(self, method: str) -> float:
-        """The learning rate to train with: the best one of the short runs. Where the training is
-        far longer than these, and dense's curve of that length was given, the configuration's, with
-        which it was trained; for another model than that of the short runs, too."""
+        """Return the learning rate to train a method with: the best one of its short runs. In two
+        cases it is the rate of the configuration: if the short runs train a smaller model, and if
+        the training is far longer than the short runs and a curve of such length was given."""
         lengths, horizon = self.known.lengths(method), self.known.horizon(method)
         given = max(self.curve, default=0.0) * FAR >= horizon
         if self.smaller or not lengths or (horizon > FAR * lengths[-1] and given):
@@ -121,24 +121,27 @@ class Plan:
 
     @property
     def best(self) -> str:
-        """The fastest method."""
+        """Return the name of the fastest method."""
         return self.known.best
 
     @property
     def decided(self) -> bool:
-        """Is it surely the fastest?"""
+        """Answer whether ``best`` is surely the fastest method: the interval of its speed lies
+        above all others, with two seeds or more."""
         return self.known.decided
 
     @property
     def config_to_train(self) -> RunConfig:
-        """The training that the plan advises, with its method, rate and number of steps."""
+        """Return the configuration that the plan advises: the best method, its learning rate and
+        the number of steps for which there is time. Its seed is one that no short run had."""
         rate = math.log2(self.rate(self.best) / self.config.optimizer.lr)
         seed = max((probe.seed for probe in self.known.losses), default=self.config.seed) + 1
         steps = self.known.horizon(self.best)
         return configure_probe(self.config, self.methods[self.best], steps, rate, seed)
 
     def hook(self) -> str:
-        """The lines of a training script of one's own."""
+        """Return the lines for a training script of your own: they attach the hook, or start local
+        steps, with the method that the plan advises."""
         method, optimizer = self.methods[self.best], self.config.optimizer
         own = [f"{key} {value}" for key, value in optimizer.options.items()]
         if optimizer.name == "sgd":
@@ -171,7 +174,7 @@ class Plan:
         return self.figure()._repr_png_()
 
     def as_table(self) -> Table:
-        """The table, for any width."""
+        """Return ``table`` as text for a console, which fits into any width."""
         from regimes.base.console.tables import Table
 
         rows = []
@@ -204,7 +207,8 @@ class Plan:
     # -- the advice in words -----------------------------------------------------------------
 
     def sentence(self) -> str:
-        """The advice, its reason, and how far it reaches beyond what was measured."""
+        """Return the advice in words: the method, the reason, and how far it goes beyond what was
+        measured."""
         doubt, dense = self._doubt(), self.known.dense
         advice = f"Stay dense: on {self.where} no method comes to a loss faster"
         if self.best != dense:
@@ -303,8 +307,8 @@ class Plan:
             )
 
     def figure(self) -> Shown:
-        """How many times as fast as dense each method is, with its interval; one column, and hollow
-        marks are upper bounds."""
+        """Draw how many times as fast as dense each method is, with its interval. Hollow marks are
+        upper bounds."""
         from regimes.plotting import style
 
         table = self.table.iloc[::-1]
@@ -329,8 +333,9 @@ class Plan:
         return fig
 
     def save(self) -> list[Path]:
-        """Write ``plan.png``, ``.svg`` and ``.csv`` into the folder, and ``plan.toml``, the
-        configuration to train, where the model and data have names."""
+        """Write the figure and the table into the folder, as ``plan.png``, ``.svg`` and ``.csv``.
+        If the model and the data have names, also write ``plan.toml``, the configuration to train.
+        Return the paths."""
         from regimes.plotting import style
         from regimes.records.files import write_output
 

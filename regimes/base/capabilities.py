@@ -212,8 +212,8 @@ LOCAL = Mode(
 MIXED_PERIODS = Mode(
     "with periods of 1 and longer ones",
     {
-        CONSTANT_UNIT: "a policy reads a norm, that of gradients at a period of 1 but of movements "
-        'at a longer one: set outer.period_one = "parameters", or this signal'
+        CONSTANT_UNIT: "a policy reads a norm: of gradients at a period of 1, but of movements at "
+        'a longer one: set outer.period_one = "parameters", or this signal'
     },
 )
 STREAMING = Mode(

@@ -46,7 +46,7 @@ class Comm:
     A part has a leading axis of the L workers that this process hosts. All processes make the same
     calls in the same order.
 
-    Counts are those of a world with one process for each worker, however many there are. For
+    Collectives are counted as if each worker had a process of its own, however many there are. For
     example, layers 0 and 1 of a bucket ask for a mean of their parts, and layer 2, which is not
     compressed, rides along:
 

@@ -63,13 +63,13 @@ class State(Workspace):
 
     @property
     def residual_unit(self) -> float:
-        """Return the number by which the residual in memory is multiplied, besides the scale that a
-        hook keeps for each layer; 1, unless a subclass keeps a unit of its own."""
+        """Return the factor by which the numbers of ``residual`` are too large. It is 1, unless a
+        subclass lets the residual keep the scale of the step that has left it."""
         return 1.0
 
     def rescale_residual(self, ratio: float) -> None:
-        """Note that the residual in memory now counts as multiplied by ``ratio`` times
-        ``residual_unit``. A memory without a unit of its own has nothing to note."""
+        """Note that the numbers of ``residual`` have become too large by another factor, ``ratio``
+        (see ``residual_unit``). A memory whose factor is always 1 has nothing to note."""
 
     def seeds(self, what: str, workers: Iterable[int] | None = None) -> list[Seed]:
         """Return seeds for the random numbers of this step.

@@ -22,8 +22,8 @@ def collectives_of(
     chosen: Compressor, level: Level, workers: int, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Try one step of a compressor on a small layer; return the calls of each kind of collective,
-    and each kind's share of the bytes. Where steps differ, as those of ACP-SGD do, both are the
-    means over the kinds of steps."""
+    and each kind's share of the bytes. If steps are of several kinds, as in ACP-SGD, both are the
+    means over these kinds."""
     few = min(workers, FEW)
     world = World(few, processes=few)  # the others count as copies of this one worker
     state = chosen.init(Layer("small", (SIDE, SIDE)), 0)

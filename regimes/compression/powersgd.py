@@ -416,9 +416,9 @@ class AlternatingState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class ACPSGD(LowRank):
-    """Sends the factor P in one step and the factor Q in the next (Zhang et al., ICDCS 2023). On
-    average a step sends ``(n + m) min(r, n, m) / 2`` floats, half of what PowerSGD sends, in one
-    mean instead of two that depend on each other.
+    """Approximates a gradient by a product of two factors, P Q^T, and sends P in one step and Q in
+    the next (Zhang et al., ICDCS 2023). On average a step sends ``(n + m) min(r, n, m) / 2``
+    floats, half of what PowerSGD sends, in one mean instead of two that depend on each other.
 
     Such a half-iteration sends one factor and takes the other from the half before. The residual of
     a worker is its gradient minus its own contribution, not minus the mean: it is subtracted before

@@ -130,10 +130,12 @@ def _refuse_idle(options: JobOptions, model: Model) -> None:
 
 
 def _device(options: JobOptions, model: Model) -> tuple[float, float, Priced]:
-    """Seconds of a step's compute, bytes per second of the memory, and the name of its device: the
-    one that is given. With a step's seconds and its items that of an A100, slowed down as the step
-    is; with its seconds alone an A100's, since a step of many items moves far more than the model.
-    Neither is less than `memory_of_step`.
+    """Seconds of a step's compute, bytes per second of the memory, and the name of the device.
+
+    If a device is given, the memory is its own. If the seconds of a step and its items are given,
+    the memory is an A100's, slowed down as the step is. If only the seconds are given, it is an
+    A100's, because a step of many items moves far more than the model. It is never less than
+    `memory_of_step`.
     """
     chosen = read_device(options.device or USUAL_DEVICE)
     predicted = None

@@ -115,10 +115,11 @@ class Curvature(ProbeInstrument):
     traces if asked for.
 
     Attributes:
-        modes: How BatchNorm normalises: with running statistics ("eval"), or with those of each
-            micro-batch ("batch-statistics", whose statistics have the suffix ":batch"). The two can
-            differ by an order of magnitude. In a model without running statistics both are one
-            number; it is measured once and recorded under the names that were asked for.
+        modes: How BatchNorm normalises: by running statistics ("eval"), or by the mean and variance
+            of each micro-batch ("batch-statistics"). The names of what is measured in the second
+            mode end in ":batch". The two can differ by an order of magnitude. In a model without
+            running statistics both are one number; it is measured once and recorded under the names
+            that were asked for.
         largest: The number of eigenvalues at the upper end.
         smallest: The number of eigenvalues at the lower end.
         layers: Also measure the top eigenvalue of the block of each layer.

@@ -84,8 +84,8 @@ class Clock:
 
     @contextmanager
     def count_exchange(self, world: World) -> Iterator[None]:
-        """Count the time inside as "compress" and that of collectives as "communicate"; of those
-        without a wait of the host, all since the last ``take_marks``."""
+        """Count the time of collectives as "communicate", and all other time inside as "compress".
+        Of collectives without a wait of the host, all since the last ``take_marks`` count."""
         before = world.seconds
         with self("compress"):
             yield

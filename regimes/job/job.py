@@ -32,8 +32,8 @@ class UnitPlan:
 
     Attributes:
         levels: of all layers, with reasons.
-        batch: the column of the record; its level is that of a batch policy.
-        sync: likewise of local steps; its period starts at the next synchronisation.
+        batch: the column "batch" of the record; a batch policy has chosen its level.
+        sync: the column "sync", for local steps; its period starts at the next synchronisation.
     """
 
     levels: Levels

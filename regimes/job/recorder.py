@@ -61,8 +61,8 @@ class RecordOptions:
     """Says what is recorded, measured and checked in a job.
 
     Attributes:
-        folder: The folder of the record: a new one, or that of the job that is continued. None:
-            nothing is written.
+        folder: The folder of the record: a new folder, or the folder of the job that is continued.
+            None: nothing is written.
         name: The name of the schedule; figures and tables group runs by it. None: the policy's.
         data: The name of the data set.
         batch_size: The number of samples per process and step.
@@ -71,16 +71,16 @@ class RecordOptions:
         units: The number of units that the job will have, for progress. None: it is not known.
         reporters: What else shows each unit: "tensorboard", "wandb", ... (``reporters`` of a
             configuration).
-        instruments: What else is measured: ``{"error", "residual"}``, or a table of their fields.
-            With ``probe`` also, at the end of each unit, ``{"curvature": {}, "sharpness": {}}``
-            (fields of `instruments.curvature`). With local steps also "disagreement", the distance
-            between the processes. The training ends in the same bits with and without them.
-        probe: A pair (loss, batches). ``loss(model, batch)`` is the mean over a batch. ``batches``
-            is one batch or a list: this process's share of the samples, equally many on each
-            process. ``model`` is the one inside DistributedDataParallel; a model that FSDP2 divides
-            has all weights then (`whole_model`). What the loss averages over is found by trying it
-            on parts of batches. If this does not show it, a third part says it: ``weight(batch)``,
-            such as the number of tokens that count.
+        instruments: The instruments that measure in each unit, by name: ``{"error", "residual"}``,
+            or a table with their fields, ``{"error": {}}``. With ``probe`` there are also
+            "curvature" and "sharpness", and with local steps "disagreement", the distance between
+            the processes. The training ends in the same bits with and without instruments.
+        probe: What "curvature" and "sharpness" measure: a pair (loss, batches). ``loss(model,
+            batch)`` is the mean over a batch. ``batches`` is one batch or a list: this process's
+            share of the samples, equally many on each process. ``model`` is the model inside
+            DistributedDataParallel; a model that FSDP2 divides is gathered for this. Regimes finds
+            by trials whether the loss is a mean over samples or over labelled tokens. If it is
+            neither, add a third part, ``weight(batch)``, which returns what the loss divides by.
         check_every: The number of steps (with local steps, synchronisations) after which the
             gradient is exchanged once more, uncompressed, and compared with the update. The record
             has the cosine per layer. Nothing else changes.

@@ -70,8 +70,9 @@ def spoken_name(name: str, config: Mapping[str, Any]) -> str:
 
 
 def names_of(by_schedule: Groups) -> dict[str, str]:
-    """Return `spoken_name` of each schedule; two that would have one name have that of their look.
-    A longer run's name says how many floats it has sent: its budget may never have ended it."""
+    """Return `spoken_name` of each schedule. If two would have one name, each has the name of its
+    look. A longer run's name says how many floats it has sent: its budget may never have ended
+    it."""
     names = {name: spoken_name(name, runs[0].config) for name, runs in by_schedule.items()}
     said = [*names.values()]
     names = {k: v if said.count(v) == 1 else style_of(k).label for k, v in names.items()}
@@ -229,8 +230,9 @@ def describe_difference(
 
 
 def _reached(runs: Sequence[Record], metric: Metric) -> dict[int, float]:
-    """The mean of each seed's last values: of the metric by which it was tested those of the last
-    tests, which all have to be finite; of another those of the last units that are numbers."""
+    """The mean of each seed's last values. If the runs were tested by this metric, these are the
+    values of the last tests, which all have to be finite. Otherwise they are the values of the last
+    units that are numbers."""
     reached = {}
     for run in runs:
         if metric == tested_by(run):

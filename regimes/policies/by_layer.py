@@ -20,8 +20,8 @@ class ByLayer:
 
     A layer belongs to the first group with a pattern that its name matches (``*`` stands for any
     characters), or else to ``otherwise``. The policy of a group sees the statistics, levels and
-    costs of its own layers. Bytes of a step, and what is measured of the whole model, are those of
-    all layers.
+    costs of its own layers. The bytes of a step, and statistics of the whole model, count all
+    layers.
 
     >>> from regimes.policies.schedules import Static
     >>> rule = ByLayer({"embedding*": Static("dense")}, otherwise=Static("high"))

@@ -118,8 +118,8 @@ class Rounds:
         """
         Args:
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
-                leaving and the return of the last one, so unless ``config.streams`` that of
-                gradients will do.
+                leaving and the return of the last one. So it may be the storage of gradients,
+                unless ``config.streams``.
         """
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
         self.world, self.inner, self.replicas = reducer.world, inner, replicas

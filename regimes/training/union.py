@@ -132,7 +132,7 @@ class _Pickler(pickle.Pickler):
     """Writes down what modules and functions hold, and how often tensors were written to.
 
     Attributes:
-        named: by address; a new object cannot have that of one which is still there.
+        named: by address; a new object cannot have the address of one which is still there.
     """
 
     def __init__(self, file: io.BytesIO) -> None:

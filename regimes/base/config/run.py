@@ -262,7 +262,8 @@ class OuterConfig(Bounded):
 class Budget(Bounded):
     """Ends a run after some traffic (paper, Figure 8).
 
-    The run ends after the epoch in which its floats reach those of ``epochs`` epochs at ``level``.
+    The run ends after the epoch in which it has sent as many floats as ``epochs`` epochs at
+    ``level``.
     The run's own ``epochs`` remain an upper limit.
 
     Attributes:
@@ -356,8 +357,8 @@ class RunConfig(Bounded):
             are always strict; ``evaluate_precision`` says how the test set is evaluated.
         evaluate_every: The number of units between two evaluations on the test data and on the
             validation data. The last unit is always evaluated.
-        evaluate_precision: The precision of evaluations: "strict", or "training" for that of
-            ``precision``.
+        evaluate_precision: The precision of evaluations: "strict", or "training", which is what
+            ``precision`` says.
         deterministic: On a GPU, use only operations that give the same bits each time. False: torch
             may run its optimisers as one fused kernel, which is faster and gives other last bits.
         compile: Use ``torch.compile`` for forward and backward passes of training. Steps become

@@ -1,6 +1,6 @@
 """The gradients of a DistributedDataParallel model: a ``GradientSource`` of ``ddp.steps``.
 
-``fsdp.replicas`` has that of a model which FSDP2 divides. Each calls the steps in one order.
+``fsdp.replicas`` has the source of a model which FSDP2 divides. Each calls the steps in one order.
 """
 
 from __future__ import annotations
@@ -401,7 +401,7 @@ def _ddp_parameters(model: DistributedDataParallel) -> dict[str, nn.Parameter]:
 
 
 def plain_names(names: Iterable[str], wrappers: Collection[str] = ()) -> dict[str, str]:
-    """Return each name without the parts that wrappers add: that of torch.compile, and "module"
+    """Return each name without the parts that wrappers add: the part of torch.compile, and "module"
     right below a path in ``wrappers``. Names stay as they are if two would become one."""
     plain = {}
     for name in names:

@@ -132,8 +132,8 @@ class FSDPModules(HookedModel):
 class FSDPParameters(FSDPModules):
     """Shows a hook the model that ``fully_shard`` has divided, with a layer for each parameter.
 
-    Whole gradients are then compressed and exchanged, as under DDP. The attributes are those of
-    `FSDPModules`.
+    Whole gradients are then compressed and exchanged, as under DDP. `FSDPModules` explains the
+    attributes.
     """
 
     def __init__(self, model: nn.Module, shards: Any, weights: WeightGather) -> None:

@@ -2,7 +2,8 @@
 
 A Hessian-vector product costs, at best, six convolutions per layer where a training step needs
 three. torch's own second derivative of a convolution needs more (slices per group, transposed
-copies, kernels as large as the image), and that of batch normalisation some twenty passes. Here:
+copies, kernels as large as the image), and its second derivative of batch normalisation needs some
+twenty passes. Here:
 
 * a convolution is bilinear, so every derivative of it is one of three native kernels;
 * batch normalisation with running statistics is an affine map per channel; directly after a

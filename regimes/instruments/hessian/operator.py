@@ -55,8 +55,8 @@ Product = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]  # (vect
 
 class HessianProduct:
     """Multiplies by the Hessian of a probe loss: vector [d] or block [k, d] in, the same out. The
-    Hessian is that of the mean loss over a fixed probe set, at the model's present weights, with
-    respect to every parameter that requires a gradient.
+    probe loss is the mean loss over a fixed set of samples. The Hessian is taken at the model's
+    present weights, with respect to every parameter that requires a gradient.
 
     Args:
         model: unchanged by any measurement (see `preserve_model`).
@@ -361,8 +361,8 @@ def _derivative(
 ) -> Sequence[Tensor]:
     """The derivative of <outputs, cotangents> by the targets.
 
-    The gradient of a parameter that enters the loss linearly is a constant without a graph, and
-    that of one that the loss does not use is None: both add nothing.
+    If a parameter enters the loss linearly, its gradient is a constant without a graph. If the loss
+    does not use a parameter, its gradient is None. Both add nothing.
     """
     pairs = [
         (output, u)

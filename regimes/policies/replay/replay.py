@@ -150,8 +150,8 @@ def replay_traffic(record: Record, levels: pd.DataFrame) -> float:
         levels: columns epoch, layer, level of every compressed layer, as from ``replay_rule``.
 
     Raises:
-        RecordError: a level's cost is in neither the header nor the run's own epochs, such as
-            that of a level which the run does not have.
+        RecordError: the cost of a level is in neither the header nor the run's own epochs, for
+            instance because the run does not have this level.
     """
     names = [layer["name"] for layer in record.header["layers"]]
     costs = {  # those in the header; the oldest headers have none

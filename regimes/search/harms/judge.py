@@ -81,7 +81,8 @@ def judge_harms(harms: Sequence[float], margin: float, grain: float = 0.0) -> Pu
 
 @dataclass(frozen=True)
 class LostTime:
-    """Compares the harm of a pulse with that of its units left out, over the seeds that have both.
+    """Compares the harm of a pulse with the harm of leaving its units out, over the seeds that have
+    both.
 
     Attributes:
         call: does the pulse harm more or less? By the interval of the paired difference.

@@ -34,8 +34,8 @@ Chunk = Annotated[int, Bounds("a whole number from 1 to 181", low=1, high=181)]
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedTopK(Sparsifier):
-    """Lets each worker send the K % largest coordinates of each block, with their places in it: the
-    exchange of SparseLoCo.
+    """Lets each worker send the K % largest coordinates of each block of a matrix, with their
+    places in the block: the exchange of SparseLoCo. The level is K.
 
     Attributes:
         error_feedback: The share of the residual that each step keeps.

@@ -68,7 +68,7 @@ class Sparsifier(Compressor):
 @dataclass(frozen=True, kw_only=True)
 class TopK(Sparsifier):
     """Lets each worker send its K % largest coordinates in magnitude, with their indices (Aji &
-    Heafield, 2017).
+    Heafield, 2017). The level is K.
 
     >>> TopK().cost(Layer("conv", (64, 64, 3, 3)), 1, workers=4)
     Traffic(floats=2952, bytes=2952)
@@ -93,8 +93,8 @@ class TopK(Sparsifier):
         require(good, "compressor.count", self.count, '"round" or "truncate"')
 
     def exceeds(self, layer: Layer, level: Level, workers: int) -> bool:
-        """Return whether a level would send more bytes of a layer than "dense". This is so for
-        small layers alone, of which at least one coordinate is sent."""
+        """Return whether a level would send more bytes of a layer than "dense". The layer is then
+        sent whole. This happens to small layers only, because at least one coordinate is sent."""
         # With their indices more than 50 % are more of every layer: who chooses such a level means
         # it, as the paper does its 99 %.
         if level == DENSE or float(level) > 50 or self.count == "truncate":
@@ -164,7 +164,8 @@ def scatter_sum(
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Sparsifier):
-    """Sends the same K % random coordinates from all workers (Stich, Cordonnier & Jaggi, 2018).
+    """Sends the same K % random coordinates from all workers (Stich, Cordonnier & Jaggi, 2018). The
+    level is K.
 
     The coordinates are drawn in each step from a stream that all workers share, so no index
     travels. Without error feedback the update is scaled by size / k, which makes it unbiased.

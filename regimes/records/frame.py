@@ -26,7 +26,7 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
     3
 
     Args:
-        folders: Folders or archives, as of `load_all`.
+        folders: Folders of runs, or archives that ``regimes pack`` wrote.
         where: Only runs for which this holds, such as ``["optimizer.lr=0.4"]``.
         layers: One row per run, epoch and layer (`Record.layers`), in place of one per run and
             epoch (`Record.epochs`).
@@ -37,7 +37,7 @@ def frame(*folders: str | Path, where: Sequence[str] = (), layers: bool = False)
 
     Raises:
         ConfigError: no folder is given.
-        RecordError: as of `load_all`.
+        RecordError: there is no run, a run is damaged, or two runs have one experiment and seed.
     """
     require(bool(folders), "folders", folders, "one or more")
     import pandas as pd

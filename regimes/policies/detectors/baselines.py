@@ -55,8 +55,8 @@ class FirstShare(Bounded):
 
 @dataclass(frozen=True)
 class RandomWindows(Bounded):
-    """Marks windows as critical that are drawn once, evenly over all ways to place them without
-    overlap; a baseline that measures nothing.
+    """Marks the epochs of random windows as critical; a baseline that measures nothing. The windows
+    are drawn once: all ways to place them without overlap are equally likely.
 
     Attributes:
         share: The share of the run's epochs in all windows together, rounded to whole epochs.

@@ -19,15 +19,17 @@ from regimes.policies.detectors.base import Values, Verdict, latest_measured
 class RelativeChange(Bounded):
     """Marks an epoch as critical if a statistic has changed enough: ``|old - new| / |old| >= eta``.
 
-    It is evaluated after epochs 0, interval, 2 x interval, ..., each time against the previous
-    evaluation. An epoch without a measurement takes the newest value before it. If there is no new
-    value since the previous evaluation, there is no verdict. Epochs are critical until the first
-    evaluation, at it, and where the old value is zero or not finite (the authors' code).
+    The rule compares after epochs 0, interval, 2 x interval, ..., each time with the value at the
+    previous comparison. An epoch without a measurement has the newest value before it. If there is
+    no new value since the previous comparison, there is no verdict. Epochs are critical until
+    the second comparison, because the first has no earlier value. They are also critical if the old
+    value is zero or not finite. Both is as in the authors' code.
 
     Attributes:
         eta: The relative change from which on an epoch is critical.
-        interval: The number of epochs between two evaluations.
-        statistic: What is compared. "norm*lr" and the like are multiplied by the epoch's rate.
+        interval: The number of epochs between two comparisons.
+        statistic: What is compared. "norm*lr" is the norm multiplied by the epoch's learning rate;
+            any other statistic may have "*lr", too.
         per_layer: Judge each layer by itself, in place of the whole model.
         direction: "either", or "decay", which counts only falls, ``(old - new) / |old|``.
     """
@@ -61,7 +63,7 @@ class NormChange(RelativeChange):
     4.2): ``| |old| - |new| | / |old| >= eta``.
 
     A fall from 4 to 1 in two epochs is a change of 75 %, and one from 4 to 3 is a change of 25 %.
-    Between two evaluations there is no verdict:
+    Between two comparisons there is no verdict:
 
     >>> rule = NormChange(eta=0.5, interval=2)
     >>> rule([4.0, 2.0, 1.0])

@@ -49,7 +49,7 @@ from regimes.cli import html_report as report
 from regimes.cli import monitor as watch
 from regimes.plotting import offered
 from regimes.policies import REGISTRY, Decision, Policy, make_policy
-from regimes.policies.controller import Controller, WholeController
+from regimes.policies.controller import Controller, ModelController
 from regimes.policies.history import level_costs
 from regimes.policies.replay import detect
 from regimes.records import RecordWriter, Row, load, write_output
@@ -218,7 +218,7 @@ def decisions(size: int) -> list[Cost]:
     for name, rule in rules().items():
         whole = name in WHOLE
         controller = (
-            WholeController(rule, "update", WHOLE[name]) if whole else controller_of(rule, head)
+            ModelController(rule, "update", WHOLE[name]) if whole else controller_of(rule, head)
         )
         done = list(long)
         controller.decide(done)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FILE = Path(__file__).parents[2] / "data" / "reference" / "markov.json"
-ORDERS = (2, 3)
+ORDERS = (2, 3)  # earlier tokens from which a chain predicts the next
 DASHES: dict[int, Any] = {2: (0, (5, 2)), 3: (0, (1.5, 1.5))}  # of the lines in figures
 ROOM = 0.04  # of an axis, beyond the lowest line
 Text = UInt8[np.ndarray, " bytes"]

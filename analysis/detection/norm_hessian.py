@@ -31,7 +31,7 @@ from ..common.estimates import as_table, estimate, mean, word
 from . import unforced
 from .unforced import FIRST, Change
 
-ETA = 0.5
+ETA = 0.5  # the paper's: a change of half marks an epoch
 OF_RUN = 8  # the paper's rule compares over an eighth of a run
 NORM, TOP = "norm", "eigenvalue"
 SCHEDULES = ("signals", "low", "rank 4", "dense")  # the first with an eigenvalue

@@ -18,7 +18,7 @@ from .store import Store
 TEMPLATES = Path(__file__).with_name("templates")
 DOCS = ROOT / "docs"
 NUMBERS_FILE = DOCS / "findings" / "numbers.json"
-WIDTH = 112
+WIDTH = 112  # letters of a line
 BLOCK = re.compile(r"^```.*?^```$|(?:^[^\n]*\S[^\n]*(?:\n|\Z))+", re.DOTALL | re.MULTILINE)
 # words that a line's end does not part
 TOGETHER = re.compile(r"[+-]?[\d.]+ \[[^\]]+\]|\bn = \d+|\d [%±] ?\d*")

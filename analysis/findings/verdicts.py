@@ -27,7 +27,7 @@ Verdict = Literal[
 Expect = Literal["more", "no less"]
 NOT_REPRODUCED: Literal["not reproduced at this scale"] = "not reproduced at this scale"
 Outcome = Literal["supported", "contradicted", "not reproduced at this scale", "open"]
-ALPHA = 0.05
+ALPHA = 0.05  # a difference with a larger p is not called better
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 BLACK, BLUE, RED, GREY = "#000000", "#0173b2", "#d55e00", "#8c8c8c"
 ORANGE, GREEN = "#de8f05", "#029e73"
+# dashes of lines, matplotlib's: offset, (points on, points off, ...)
 LONG, DOTS, MIXED, SHORT = (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1, 1, 1)), (0, (2, 1))
 Lines = dict[str, tuple[str, str, Any, str]]  # series: words, colour, dash, marker
 SPARSITY: Lines = {

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BANDWIDTHS = tuple(digit * 10.0**power for power in range(6, 11) for digit in (1, 2, 5))
-LATENCIES = (0.0, 5e-6, 20e-6, 50e-6, 200e-6, 1e-3, 5e-3)
+LATENCIES = (0.0, 5e-6, 20e-6, 50e-6, 200e-6, 1e-3, 5e-3)  # seconds, choices of a slider
 HEADS = ("", "critical", "floats", "of low", "seconds", "× dense", "signal")
-DPI = 100
+DPI = 100  # pixels per inch: a figure is redrawn at each change
 BUSY = "<b class='regimes-busy'>\N{HOURGLASS} replaying ...</b>"
 READY = "<span>\N{NO-BREAK SPACE}</span>"  # as high as BUSY, so that nothing jumps
 WIDE = widgets.Layout(width="430px")

@@ -36,6 +36,7 @@ from . import published
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# epochs where bins end: narrow in the warm-up and after each decay (150, 250)
 ENDS = (0, 2, 5, 10, 15, 20, 30, 60, 100, 150, 160, 200, 250, 300)
 BINS = tuple(pairwise(ENDS))  # epochs, whose mean is a point
 DECAY = 150  # the authors' first

@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parents[1] / "data"
 KEYS = ["data", "model", "compressor"]
 WORDS = {"batch": ("small-batch", "large-batch", "accordion-batch")}  # else low, high, accordion
 MODELS = {"senet18": "senet", "se-resnet18": "senet"}  # ours -> the paper's
-COLUMNS = 4
+COLUMNS = 4  # panels side by side
 
 
 @functools.cache

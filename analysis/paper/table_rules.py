@@ -17,7 +17,7 @@ from regimes.base.config import DENSE, Level
 
 from . import published
 
-WORKERS, BATCH, EPOCHS, IMAGES = 4, 128, 300, 50_000
+WORKERS, BATCH, EPOCHS, IMAGES = 4, 128, 300, 50_000  # of the paper; a batch is a worker's
 UNITS = {"M": 1e6, "G": 1e9}
 NETWORKS = {"senet": "senet18"}  # the paper's -> ours
 
@@ -116,7 +116,7 @@ def explained(row: dict[str, Any]) -> Rule:
     return replace(rule(row), **EXPLAINED.get((row["table"], row["model"], row["level"]), {}))
 
 
-EARLY = 20
+EARLY = 20  # epochs of small batches: with them five of six printed numbers come out
 WINDOW = (
     f"small batches in epochs 0-{EARLY - 1} alone, a fixed window: {EARLY} x 97 + 280 x 12 steps"
 )

@@ -56,7 +56,7 @@ from regimes.instruments.base import (
 )
 from regimes.instruments.support_overlap import Pair, drawn_gradients
 
-PERCENTS = (1, 10)
+PERCENTS = (1, 10)  # the largest coordinates, whose share of the squares is read
 SHAPES = ("top1", "top10", "density")
 
 

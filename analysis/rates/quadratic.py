@@ -29,7 +29,7 @@ from ..common.estimates import Cell, as_table, number, word
 from .quadratic_model import COLUMNS, FILTERS, ROWS, STEPS, computed, simulated
 
 MOMENTA = (0.0, 0.5, 0.9)  # Nesterov's, as in the presets
-PERIODS = (1, 2, 3, 4, 6, 8, 12, 16)
+PERIODS = (1, 2, 3, 4, 6, 8, 12, 16)  # steps between synchronisations
 LEVELS: tuple[Level, ...] = (DENSE, 4, 2, 1)
 WITH, WITHOUT = "PowerSGD", "no feedback"
 BESIDE = ("delayed", "in turns", "low-pass")  # filters whose limits the table has

@@ -78,7 +78,7 @@ def unexpected_value(field: str, value: object, expected: str) -> ConfigError:
     return ConfigError(f"{field} = {shown}: expected {expected}")
 
 
-def is_whole(value: object, low: int) -> bool:
+def is_integer(value: object, low: int) -> bool:
     """Answer whether it is a whole number from ``low`` up. A bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 

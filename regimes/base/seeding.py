@@ -25,7 +25,9 @@ from regimes.base.torch_compat import foreach_add
 
 Key = str | int
 Seed = int | Tensor
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants, as signed integers
+# SplitMix64's constants, as signed integers: what a counter grows by, and of each round of the hash
+# (bits that a word is shifted by, what it is multiplied by)
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 FACTORS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 BLOCK = 1 << 15  # words that fit into a CPU's cache
 

@@ -24,7 +24,7 @@ from regimes.cost.network import ALGORITHMS, Network
 from regimes.records import write_output
 
 FLOATS = 2**22  # of the large tensor, 16 MiB: larger than the cache of one process
-TIMES = 11
+TIMES = 11  # timed reductions, of which the median counts
 
 
 def measure_links(world: World, hosts: Sequence[str], device: torch.device) -> dict[str, Network]:

@@ -203,7 +203,7 @@ ALIKE = ("code", "python", "torch", "cuda", "nccl")
 FATAL = ("code", "torch")  # a run refuses other code; another torch computes other numbers
 FLOATS = 2**22  # of the large mean, 16 MiB: larger than the cache of one process
 SIZE = 512  # of the matrices whose product is timed
-TIMES = 11
+TIMES = 11  # timed calls, of which the median counts
 SLOW = 1.5  # times the median of the other processes
 Process = dict[str, Any]
 

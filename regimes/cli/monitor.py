@@ -28,7 +28,7 @@ from regimes.records import (
     Event,
     Header,
     Row,
-    describe_whole_layers,
+    describe_uncompressed_layers,
     find_runs,
     first_unit,
     format_progress,
@@ -200,7 +200,9 @@ def _one(folder: Path) -> tuple[RenderableType, bool]:
         more = f"about {left / 60:.1f} min left"
     status = f"{format_progress(header, rows)}, {what}{': ' if more else ''}{more}"
     parts: list[RenderableType] = [Text(text.describe_run(header), "bold")]
-    parts += [Text(escape_control(sentence), "dim") for sentence in describe_whole_layers(header)]
+    parts += [
+        Text(escape_control(sentence), "dim") for sentence in describe_uncompressed_layers(header)
+    ]
     if wanted:
         bar = Grid.grid()
         bar.add_row(ProgressBar(wanted, len(rows), width=48))

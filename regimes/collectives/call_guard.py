@@ -30,8 +30,8 @@ from regimes.base.errors import ConfigError, TrainingError
 from regimes.collectives import outside
 from regimes.collectives.process_group import Group
 
-SOON = 5.0  # seconds after which a waiting process posts its position
-PATIENCE = 15.0  # seconds after which a warning names the processes that are missing in a call
+SOON = 5.0  # seconds after which a waiting process posts where it is, well before a warning
+PATIENCE = 15.0  # seconds until a warning names who is missing; by then all have posted (SOON)
 _CARD_BYTES = 64  # of a process's number and the name of its call, which are compared
 _RULE = "every process makes the same calls and takes the same number of steps"
 

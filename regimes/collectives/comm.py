@@ -29,10 +29,10 @@ class Riders:
 
     Attributes:
         waiting: by layer, ``[L, ...]``, in the order in which they travel, behind the parts.
-        unjoined: where a worker is divided into shards, the mean over workers of numbers of no
-            layer (such as the loss), which each shard has for itself. It travels with the first
-            ``join_shards``, which makes it the mean over shards, too.
-        means: those that have travelled.
+        unjoined: where several processes hold a worker together, each a shard of it: the mean over
+            workers of the numbers of no layer, such as the loss. It still differs from shard to
+            shard. The next ``join_shards`` carries it, and makes it the mean over shards, too.
+        means: by layer, of the riders that have travelled.
     """
 
     waiting: dict[int, Tensor] = field(default_factory=dict)
@@ -104,14 +104,14 @@ class Comm:
             means = self._mean_with_riders(parts)
         self.turn += 1
         one_row = len(parts) > 0 and len(parts[0]) == 1  # the mean of several is new memory
-        return self._apart(means) if one_row else means
+        return self._copy_protected(means) if one_row else means
 
     def gather(self, parts: Sequence[Tensor], shares: Shares = ()) -> list[Tensor]:
         """Return every worker's part, in the order of the workers: ``[L, ...] -> [W, ...]``."""
         self._before_others()
         self._count("gather", parts, shares)
         self.turn += 1
-        return self._apart(self.world.all_gather([*parts]))
+        return self._copy_protected(self.world.all_gather([*parts]))
 
     def all_to_all(
         self, parts: Sequence[Tensor], shares: Shares = (), *, owner_keeps: bool = False
@@ -126,15 +126,15 @@ class Comm:
         self._before_others()
         self._count("scatter" if owner_keeps else "exchange", parts, shares)
         self.turn += 1
-        return self._apart(self.world.all_to_all([*parts]))
+        return self._copy_protected(self.world.all_to_all([*parts]))
 
     def protect(self, tensors: Sequence[Tensor]) -> None:
         """Let no later answer share memory with these tensors. They take the place of those that
         were protected before."""
-        self.protected = () if self.world.lockstep else tensors
+        self.protected = () if self.world.lockstep else tensors  # what has travelled is new memory
 
-    def _apart(self, answers: list[Tensor]) -> list[Tensor]:
-        """The answers, those that share memory with what is ``protected`` as copies."""
+    def _copy_protected(self, answers: list[Tensor]) -> list[Tensor]:
+        """Copy those answers that share memory with a ``protected`` tensor."""
         if not self.protected:
             return answers
         memory = {tensor.untyped_storage().data_ptr() for tensor in self.protected}
@@ -203,11 +203,13 @@ class Comm:
             self.join_shards([], [], [])
 
     def _before_others(self) -> None:
-        """Riders take the mean that would leave beside a first collective of another kind."""
+        """Send the riders by a mean of their own if the first collective is of another kind, which
+        cannot carry them."""
         if self.turn == 0 and self.riders.waiting:
             self._mean_with_riders([])
 
     def _mean_with_riders(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The means of the parts, by a collective that carries the riders behind them."""
         waiting, self.riders.waiting = self.riders.waiting, {}
         own = {layer: part for layer, part in waiting.items() if layer >= 0}
         self._count_parts("mean", [*own], [*own.values()])
@@ -217,13 +219,14 @@ class Comm:
         # processes the order of additions depends on the place.
         means = self.world.mean_over_workers([*parts, *waiting.values()])
         self.riders.means.update(zip(waiting, means[len(parts) :], strict=True))
-        if self.world.shards > 1:
+        if self.world.shards > 1:  # so far the mean over workers of this process's shard
             self.riders.unjoined = self.riders.means.pop(NO_LAYER, None)
         return means[: len(parts)]
 
     # -- counts ------------------------------------------------------------------------------------
 
     def _count(self, kind: str, parts: Sequence[Tensor], shares: Shares) -> None:
+        """Count a request of all parts: one of a layer each, or with the ``shares`` of several."""
         if not shares:
             layers = [NO_LAYER] * len(parts) if self.layers is None else self.layers
             self._count_parts(kind, layers[: len(parts)], parts)
@@ -248,7 +251,7 @@ class Comm:
         self, kind: str, layers: Sequence[int], sizes: Sequence[int], dtype: torch.dtype
     ) -> None:
         """Count so many numbers of each layer, which travel together."""
-        convention = not self.signal and NO_LAYER not in layers
+        convention = not self.signal and NO_LAYER not in layers  # counted in the paper's floats
         self.world.meter.count_requests(tuple(layers), kind, tuple(sizes), dtype, convention)
         self._count_call(kind, torch.uint8 if kind != "mean" else dtype)
 

@@ -13,7 +13,8 @@ import torch
 from regimes.base.errors import ConfigError
 from regimes.collectives.launcher import read_launch
 
-_LEAVE = timedelta(seconds=10)  # until all processes have read the store and raise
+# how long process 0, which has the store, waits for the others to read it before it raises
+_LEAVE = timedelta(seconds=10)
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regimes.collectives.layers import NO_LAYER, Traffic
 
 _KINDS = ("mean", "gather", "broadcast")  # others join them where they are asked for
-_MOST_WAITING = 256  # requests that differ
+_MOST_WAITING = 256  # different requests that are kept before they are added up
 _Request = tuple[tuple[int, ...], str, tuple[int, ...], torch.dtype, bool]
 _ORDER = (*_KINDS, "exchange", "scatter", "weights", "sum", "join")  # in a record
 

@@ -14,7 +14,8 @@ from regimes.compression.base import Compressor
 from regimes.compression.bucket import Bucket
 from regimes.compression.reducer import exchange_layers
 
-SIDE, FEW = 256, 64  # of the small layer; its workers at most
+SIDE = 256  # rows and columns of the small layer
+FEW = 64  # workers at most among which its step is simulated
 WIDE = 4  # bytes of a number
 
 

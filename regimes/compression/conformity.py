@@ -13,8 +13,9 @@ from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression.base import Compressor, check_level
 from regimes.compression.reducer import Reducer
-from regimes.compression.traffic import name_whole_layers
+from regimes.compression.traffic import name_uncompressed_layers
 
+# of layers: a matrix, a convolution, and a matrix of rank 1
 SHAPES = ((6, 10), (8, 3, 3, 3), (4, 1))
 CLOSE = 1e-9  # of a layer's largest number, in float64
 
@@ -79,7 +80,7 @@ def _check_sends_less(
 ) -> None:
     tried = {layer.name for layer in layers if layer.compressed}
     for count in workers:
-        if tried and tried == {*name_whole_layers(compressor, layers, level, count)}:
+        if tried and tried == {*name_uncompressed_layers(compressor, layers, level, count)}:
             raise ConfigError(
                 f"the compressor {type(compressor).__name__}: by its traffic, level {level!r} "
                 f"would send more of each layer than it has, so that {count} workers send all "

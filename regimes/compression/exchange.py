@@ -60,12 +60,12 @@ def make_buckets(parameters: Sequence[Tensor], cap: int) -> list[list[int]]:
 
 
 def buckets_with_loss(
-    parameters: Sequence[Tensor], bucket_mb: float, whole: bool = False
+    parameters: Sequence[Tensor], bucket_mb: float, single: bool = False
 ) -> list[list[int]] | None:
     """Divide a model into buckets; the loss travels with the last one. None stands for one bucket
-    of all layers, as where nothing can be exchanged before the ``whole`` gradient is there."""
+    of all layers (``single``), as where nothing can be exchanged before all gradients are there."""
     *early, last = make_buckets(parameters, int(bucket_mb * 2**20))
-    return None if whole or not early else [*early, [*last, NO_LAYER]]
+    return None if single or not early else [*early, [*last, NO_LAYER]]
 
 
 @dataclass(eq=False)

@@ -119,7 +119,7 @@ def traffic_table(
     return sum(c.floats for c in costs), sum(c.bytes for c in costs)
 
 
-def name_whole_layers(
+def name_uncompressed_layers(
     compressor: Compressor, layers: Sequence[Layer], level: AnyLevel, workers: int, shards: int = 1
 ) -> list[str]:
     """Name the layers that are sent whole at a level (``Compressor.exceeds``)."""
@@ -143,7 +143,7 @@ def costs_per_step(
         costs = [_worker_cost(compressor, layer, level, workers, shards) for layer in layers]
         by_layer = [cost.floats for cost in costs]
         table[name] = {"floats": floats, "bytes": sent, "layers": by_layer}
-        if names := name_whole_layers(compressor, layers, level, workers, shards):
+        if names := name_uncompressed_layers(compressor, layers, level, workers, shards):
             table[name]["whole"] = names
     return table
 

@@ -26,7 +26,7 @@ from regimes.cost.network import Network, Work, crossing_bandwidth
 from regimes.cost.nodes import USUAL, DataParallelJob
 
 NEAR = 1.1  # times the fewest seconds: a difference that a prediction cannot decide
-APART = 1.2
+APART = 1.2  # least ratio of two bandwidths that thresholds name
 NAMES = {"adamw": "AdamW", "sgd": "SGD"}
 SURELY = 1 - 1e-9  # more than rounding
 BANDWIDTHS = np.logspace(4, 13, 361)  # bits/s, at which methods are compared
@@ -47,7 +47,7 @@ def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
     bandwidth makes faster to a loss than all before them. Whatever the link: they are judged
     without its latency."""
     known = methods_work(job, methods)
-    steps = [(method, step) for method, step in known if method.reckoned is not None]
+    steps = [(method, step) for method, step in known if method.clock_number is not None]
     steps.sort(key=lambda pair: -sum(pair[1].bytes.values()))
     free = replace(
         job, within=Network(job.within.bandwidth), between=Network(job.between.bandwidth)
@@ -64,7 +64,7 @@ def list_candidates(job: DataParallelJob, methods: Iterable[Method]) -> Steps:
 def seconds_to_a_loss(job: DataParallelJob, method: Method, step: Work) -> Any:
     """Return the seconds for what a dense step is worth, as a function of the slow link's
     bandwidth."""
-    curve, clock = seconds_by_bandwidth(job, step), method.reckoned or 1.0
+    curve, clock = seconds_by_bandwidth(job, step), method.clock_number or 1.0
     return lambda bandwidth: curve(bandwidth) / clock
 
 
@@ -108,8 +108,8 @@ def write_advice(job: DataParallelJob, methods: Sequence[Method], frame: pd.Data
     else:
         sentence = (
             f"Try {chosen['method']}: {where} {waits}; a step of this one takes "
-            f"{_format_seconds(chosen['seconds'])} and is worth {method.reckoned:.2f} of it, so it "
-            f"comes to a loss {_format_factor(chosen['speed'])} times as fast. Its clock was "
+            f"{_format_seconds(chosen['seconds'])} and is worth {method.clock_number:.2f} of it, "
+            f"so it comes to a loss {_format_factor(chosen['speed'])} times as fast. Its clock was "
             f"measured on {chosen['data']} with {format_quantity(chosen['parameters'])} parameters "
             f"and {NAMES.get(chosen['optimizer'], chosen['optimizer'])} (n = {chosen['n']:.0f}); "
             "your model is "

@@ -32,8 +32,8 @@ from regimes.records import (
     count_exchanges,
     differing_fields,
     identify_experiment,
+    list_uncompressed_layers,
     separate_experiments,
-    whole_layers,
 )
 from regimes.records.fields import differences_text
 from regimes.training.learning_rate import LearningRate
@@ -55,7 +55,7 @@ class Case:
         epochs: of all its runs; of a level one whole unit.
         dense_steps: of the same samples without compression, at the usual batch size.
         lengths: how many epochs each of its runs has, in their order; none for a level.
-        whole_layers: how many compressed layers a level sends whole, because it would not send less
+        uncompressed: how many compressed layers a level sends whole, because it would not send less
             of them.
     """
 
@@ -63,7 +63,7 @@ class Case:
     epochs: list[Epoch]
     dense_steps: float
     lengths: tuple[int, ...] = ()
-    whole_layers: int = 0
+    uncompressed: int = 0
 
     @property
     def runs(self) -> int:
@@ -236,8 +236,8 @@ def _cases_of(runs: Sequence[Record], sample: float, share: float) -> tuple[list
     for name, at in levels.items():
         work = replace(mean_step(at), compress=compress[name])
         label = _labelled(name, config["levels"])
-        whole_count = max(len(whole_layers(run.header, name)) for run in runs)
-        level_cases.append(Case(label, [(unit, work)], unit, whole_layers=whole_count))
+        count = max(len(list_uncompressed_layers(run.header, name)) for run in runs)
+        level_cases.append(Case(label, [(unit, work)], unit, uncompressed=count))
     policies: dict[str, list[Epoch]] = {}
     whole: dict[str, float] = {}
     for name, level, usual, (steps, work) in epochs:
@@ -310,7 +310,7 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     of the run (static, windows, periods by the rate; AdaComm as if the loss were constant) and has
     one level for all layers."""
     from regimes.compression import make_compressor
-    from regimes.compression.traffic import name_whole_layers
+    from regimes.compression.traffic import name_uncompressed_layers
     from regimes.cost.measure import time_steps
 
     per_epoch, (works,), layers, _ = time_steps([config], workers, steps)
@@ -318,9 +318,9 @@ def measure_cases(config: RunConfig, workers: int, steps: int = 5) -> list[Case]
     compressor, levels = make_compressor(config.compressor), list[Case]()
     for name, work in works.items():
         level = config.levels.get(name, DENSE)
-        whole_count = len(name_whole_layers(compressor, layers, level, workers))
+        count = len(name_uncompressed_layers(compressor, layers, level, workers))
         label = _labelled(name, config.levels)
-        levels.append(Case(label, [(unit, work)], unit, whole_layers=whole_count))
+        levels.append(Case(label, [(unit, work)], unit, uncompressed=count))
     compressed = [layer.name for layer in layers if layer.compressed]
     plan = plan_units(config, int(per_epoch), compressed)
     if plan is None:

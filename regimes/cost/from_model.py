@@ -15,11 +15,11 @@ import pandas as pd
 from regimes.base.console.stdout import make_console as new_console
 from regimes.base.console.tables import Table
 from regimes.base.console.units import format_quantity
-from regimes.base.errors import ConfigError, is_whole, require
+from regimes.base.errors import ConfigError, is_integer, require
 from regimes.cost.advice import tabulate_clocks, write_advice
 from regimes.cost.methods import (
     WIDE,
-    describe_whole_layers,
+    describe_uncompressed_layers,
     describe_workers,
     parse_methods,
     tabulate_methods,
@@ -78,7 +78,7 @@ def make_job(options: JobOptions, algorithm: str = FASTEST) -> DataParallelJob:
         require(good, "--flops", options.flops, f"above 0, up to {MOST_FLOPS:g}")
         model = replace(model, flops=options.flops)
     if options.items is not None:
-        good = is_whole(options.items, 1) and options.items <= ITEMS
+        good = is_integer(options.items, 1) and options.items <= ITEMS
         require(good, "--items", options.items, f"at least 1, at most {ITEMS:g}")
     _refuse_idle(options, model)
     compute, memory, priced = _device(options, model)
@@ -212,7 +212,7 @@ def main(options: JobOptions, algorithm: str = FASTEST, csv: Path | None = None)
     console.print(_describe_job(job), markup=False)
     console.print(_format_table(frame, job).drawn(padding=(0, 0, 0, 1)))
     console.print(tabulate_clocks(job, methods).drawn(word=20, padding=(0, 1, 0, 0)), "", sep="\n")
-    for note in (*describe_whole_layers(job, methods), *describe_workers(frame)):
+    for note in (*describe_uncompressed_layers(job, methods), *describe_workers(frame)):
         console.print(f"note: {note}", markup=False)
     console.print(sentence, markup=False)
     return frame

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from regimes.data.task import Task
 
 
-MOST, ENOUGH = 20, 2.0  # rounds of timed steps, and the seconds after which there are no more
+MOST_ROUNDS = 20  # of timed steps
+ENOUGH_SECONDS = 2.0  # after which no round begins, if each step was timed often enough
 
 
 class Timed(NamedTuple):
@@ -63,25 +64,25 @@ def time_steps(
     alone = [
         replace(config, workers=1, instruments={}, reporters=(), policy=dense) for config in configs
     ]
-    chosen = []
-    for config in alone:  # what a run of it refuses is refused
+    compressors = []
+    for config in alone:  # prepared as runs, so that what a run refuses is refused
         with contextlib.closing(prepare_run(config, task)) as parts:
-            chosen.append(parts.plug_ins.compressor)
+            compressors.append(parts.plug_ins.compressor)
     parts = prepare_run(alone[0], task)
     with contextlib.closing(parts), parts.numerics.training():
         full, rest = divmod(len(parts.batches), workers)
         per_epoch = max(1, full + (rest > 0 and not parts.config.data.drop_last))
-        unit = parts.config.unit_steps or per_epoch
+        unit_steps = parts.config.unit_steps or per_epoch
         by_config = [
             {
-                name: _Exchanged(parts, compressor, workers, config.levels.get(name, DENSE))
+                name: _TimedExchange(parts, compressor, workers, config.levels.get(name, DENSE))
                 for name in (DENSE, *config.levels)
             }
-            for config, compressor in zip(alone, chosen, strict=True)
+            for config, compressor in zip(alone, compressors, strict=True)
         ]
         computing = _time_in_turns(parts, by_config, steps)
         works = [
-            {name: exchanged.work(min(computing), unit) for name, exchanged in levels.items()}
+            {name: exchange.work(min(computing), unit_steps) for name, exchange in levels.items()}
             for levels in by_config
         ]
         unrest = statistics.median(computing) / min(computing) - 1
@@ -89,12 +90,13 @@ def time_steps(
 
 
 def _time_in_turns(
-    parts: Run, by_config: Sequence[Mapping[str, _Exchanged]], steps: int
+    parts: Run, by_config: Sequence[Mapping[str, _TimedExchange]], steps: int
 ) -> list[float]:
-    """Time each exchange once a round, after a step that computes.
+    """Time each exchange once in each round, after a step that computes: at least ``steps`` rounds
+    after a first one that does not count.
 
     Returns:
-        The seconds of these steps.
+        The seconds of the steps that compute.
     """
     # the epoch again where it is shorter than ``steps``
     stream = itertools.chain.from_iterable(parts.batches.epoch(0, [0]) for _ in itertools.count())
@@ -107,30 +109,31 @@ def _time_in_turns(
 
     computing: list[float] = []
     start, stack = time.perf_counter(), parts.gradients.stack
-    for count in range(max(steps, MOST) + 1):
-        if count > steps and time.perf_counter() - start > ENOUGH:
+    for count in range(max(steps, MOST_ROUNDS) + 1):
+        if count > steps and time.perf_counter() - start > ENOUGH_SECONDS:
             break
         computing.append(_seconds(step, parts.device))
         gradient = stack.clone()
-        for exchanged in itertools.chain.from_iterable(each.values() for each in by_config):
+        for exchange in itertools.chain.from_iterable(each.values() for each in by_config):
             stack.copy_(gradient)  # an exchange leaves its mean there
-            exchanged.time(losses)
+            exchange.time(losses)
     return computing[1:]
 
 
-class _Exchanged:
-    """The exchange of one worker's gradients at one level, which is timed."""
+class _TimedExchange:
+    """The exchange of one worker's gradients with one compressor at one level. Nothing travels: the
+    time is that of compressing and decoding, and traffic is counted."""
 
     def __init__(self, parts: Run, compressor: Compressor, workers: int, level: AnyLevel) -> None:
         self.parts, self.phases = parts, compressor.phases
-        # of one worker, that gathers as many tensors as there will be, so that decoding takes as
-        # long
+        # The first of W workers: a gather gives W times its own tensor, which takes as long to
+        # decode as those of all workers will.
         self.world = World(workers, processes=workers)
         self.world.meter.dtype = parts.world.meter.dtype
         reducer = Reducer(compressor, parts.layers, self.world, parts.config.seed)
         self.exchange = Exchange(reducer, parts.exchange.buckets)
         self.values = [level if layer.compressed else DENSE for layer in parts.layers]
-        self.taken: list[float] = []
+        self.seconds: list[float] = []  # of an exchange, by round; the first warms up
 
     def time(self, losses: Tensor) -> None:
         """Exchange once; of a compressor whose kinds of steps differ, once of each kind."""
@@ -140,21 +143,22 @@ class _Exchanged:
             for _ in range(self.phases):
                 self.exchange.exchange_step(layers, self.values, losses, stack)
 
-        self.taken.append(_seconds(exchange, self.parts.device) / self.phases)
+        self.seconds.append(_seconds(exchange, self.parts.device) / self.phases)
 
-    def work(self, compute: float, unit: int) -> Work:
-        """Return one step's work, in units of so many steps."""
+    def work(self, compute: float, unit_steps: int) -> Work:
+        """Return the mean work of a step: ``compute`` seconds, the fastest exchange that was timed,
+        and its traffic, with a step's share of what is sent once per unit."""
         reduction = self.world.meter.take_counts()  # of all steps, the warm-up step included
-        self.world.broadcast(list(self.parts.model.buffers()))  # once per unit
+        self.world.broadcast(list(self.parts.model.buffers()))  # as at the end of a unit
         broadcast = self.world.meter.take_counts()
-        steps = self.phases * len(self.taken)
+        steps = self.phases * len(self.seconds)
 
         def per_step(reduced: dict[str, int], sent: dict[str, int]) -> dict[str, float]:
-            return {kind: n / steps + sent.get(kind, 0) / unit for kind, n in reduced.items()}
+            return {kind: n / steps + sent.get(kind, 0) / unit_steps for kind, n in reduced.items()}
 
         calls = per_step(reduction.calls, broadcast.calls)
         sizes = per_step(reduction.sent, broadcast.sent)
-        return Work(compute, min(self.taken[1:]), calls, sizes)
+        return Work(compute, min(self.seconds[1:]), calls, sizes)
 
 
 def median_seconds(action: Callable[[], Any], times: int, device: torch.device) -> float:

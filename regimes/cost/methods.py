@@ -3,7 +3,7 @@
 Bytes come from the compressors' own formulas. Their collectives come from one step of a small layer
 here. The seconds of compression are for reading and writing its arrays at the speed of the
 device's memory, `TRANSFERS` times the gradient in float32: a lower bound, of an implementation that
-waits for nothing else.
+waits for nothing else. What a step by a method is worth, its *clock*, was measured (`cost.clocks`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regimes.base.config.toml import read_value
 from regimes.base.errors import ConfigError, require
 from regimes.compression import make_compressor
 from regimes.compression.calls import WIDE, collectives_of, sends_apart
-from regimes.compression.traffic import name_whole_layers
+from regimes.compression.traffic import name_uncompressed_layers
 from regimes.cost import clocks
 from regimes.cost.network import Work, crossing_bandwidth
 from regimes.cost.nodes import DataParallelJob
@@ -35,8 +35,8 @@ USUAL = (
 # residual, writes the residual, and corrects it (5); the update is written (1). PowerSGD reads
 # twice for its products; TopK reads three times to select; rounding reads twice and writes codes.
 TRANSFERS = {"dense": 0, "cast": 3, "powersgd": 8, "acp-sgd": 7, "sign": 8, "randomk": 6}
-OTHERS = 9
-DAY = 86400
+OTHERS = 9  # of a compressor that is not listed: one more than the most
+DAY = 86400  # seconds
 _METHOD = re.compile(r"([\w.:-]+?)(?::([\w.+-]+))?(?:/(\d+))?")
 
 
@@ -65,8 +65,8 @@ class Method:
         return clocks.find_clock(self._spelt)
 
     @property
-    def reckoned(self) -> float | None:
-        """Return its clock as a number; of dense 1; None if it was not measured."""
+    def clock_number(self) -> float | None:
+        """Return the clock that a speed is computed with; of dense 1; None if not measured."""
         return clocks.reckon_clock(self._spelt)
 
     @property
@@ -121,31 +121,37 @@ def parse_methods(texts: Sequence[str]) -> list[Method]:
 
 def method_work(job: DataParallelJob, method: Method) -> Work:
     """Compute the mean step of one worker; its seconds are those of one device."""
-    layers, itemsize = job.model.layers, job.itemsize
-    chosen, level, of_node = (
-        make_compressor(method.table),
-        method.level,
-        node_is_worker(job, method),
-    )
-    workers = job.nodes if of_node else job.replicas
-    packed = [layer for layer in layers if layer.compressed and level != DENSE]
-    packed = [layer for layer in packed if not chosen.exceeds(layer, level, workers)]
-    plain = sum(layer.size for layer in layers) - sum(layer.size for layer in packed)
-    sent = sum(chosen.traffic(layer, level, workers, WIDE).bytes for layer in packed)
-    calls, shares = collectives_of(chosen, level, workers) if packed else ({}, {})
+    layers, itemsize, level = job.model.layers, job.itemsize, method.level
+    compressor, by_node = make_compressor(method.table), node_is_worker(job, method)
+    workers = job.nodes if by_node else job.replicas
+
+    # what workers send each other: compressed layers by the compressor's own formula, others dense
+    compressed = [
+        layer
+        for layer in layers
+        if layer.compressed and level != DENSE and not compressor.exceeds(layer, level, workers)
+    ]
+    numbers = sum(layer.size for layer in compressed)
+    sent = sum(compressor.traffic(layer, level, workers, WIDE).bytes for layer in compressed)
+    calls, shares = collectives_of(compressor, level, workers) if compressed else ({}, {})
     size = {kind: share * sent for kind, share in shares.items()}
-    size["mean"] = size.get("mean", 0.0) + plain * itemsize
-    calls = {"mean": 1.0, **calls} if plain else calls
-    transfers = TRANSFERS.get(method.table["name"], OTHERS) if packed else 0
-    moved = transfers * WIDE * sum(layer.size for layer in packed)
-    if not of_node:
+    dense = job.model.size - numbers
+    size["mean"] = size.get("mean", 0.0) + dense * itemsize
+    calls = {"mean": 1.0, **calls} if dense else calls
+
+    # seconds of compression, by what it reads and writes in memory
+    transfers = TRANSFERS.get(method.table["name"], OTHERS) if compressed else 0
+    moved = transfers * WIDE * numbers
+    if not by_node:
         once = Work(job.compute, moved / job.memory, calls, size)
         return once.every(method.period)
-    # Gradients are reduced in their own type, and shared updates gathered in it.
+
+    # What a node's devices send each other: they reduce gradients before, in the gradients' type,
+    # and gather shared updates afterwards. Each compresses its shard.
     whole, each = job.model.size * itemsize, job.gpus
     inside = {"scatter": whole * (each - 1) / each, "gather": whole / each}
     times = {"scatter": 1.0, "gather": 1.0}
-    if packed and chosen.joins_shards:  # the factors, which are joined as well
+    if compressed and compressor.joins_shards:  # the factors, which are joined as well
         inside["scatter"] += sent * (each - 1) / each
         inside["gather"] += sent / each
         times = {"scatter": 2.0, "gather": 3.0}
@@ -172,12 +178,12 @@ def describe_workers(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def describe_whole_layers(job: DataParallelJob, methods: Iterable[Method]) -> list[str]:
+def describe_uncompressed_layers(job: DataParallelJob, methods: Iterable[Method]) -> list[str]:
     """Write a sentence for each method that sends layers whole."""
     sentences = []
     for method in methods:
         compressor, layers = make_compressor(method.table), job.model.layers
-        if names := name_whole_layers(compressor, layers, method.level, job.replicas):
+        if names := name_uncompressed_layers(compressor, layers, method.level, job.replicas):
             why = "because it would not send less of them"
             sentences.append(f"layers sent whole by {method.label}: {len(names)}, {why}")
     return sentences
@@ -228,8 +234,8 @@ def tabulate_methods(job: DataParallelJob, methods: Iterable[Method]) -> pd.Data
 
 def _measured(job: DataParallelJob, method: Method, speed_up: float) -> dict[str, Any]:
     """What is known of a method's clock."""
-    reckoned, clock = method.reckoned, method.clock
-    known = {"speed": math.nan if reckoned is None else reckoned * speed_up}
+    number, clock = method.clock_number, method.clock
+    known = {"speed": math.nan if number is None else number * speed_up}
     if clock is None:
         return known
     setting = clock.setting

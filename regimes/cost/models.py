@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from regimes.base.config import Registry
 from regimes.base.config.registry import required_arguments
 from regimes.base.config.toml import read_tables
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest
 from regimes.collectives.layers import Layer
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ def _repeat_layers(line: Any, where: str) -> list[Layer]:
     require(good, f"{where}. layer", line, "a table with name, shape and times")
     name, shape, times = line.get("name"), line.get("shape"), line.get("times", 1)
     require(isinstance(name, str), f"{where}. layer's name", name, "a text")
-    good = isinstance(shape, list) and bool(shape) and all(is_whole(side, 1) for side in shape)
+    good = isinstance(shape, list) and bool(shape) and all(is_integer(side, 1) for side in shape)
     require(good, f"{where}. layer's shape", shape, "a list of whole numbers from 1")
-    good = is_whole(times, 1) and times <= MAX_LAYERS_PER_ENTRY
+    good = is_integer(times, 1) and times <= MAX_LAYERS_PER_ENTRY
     require(
         good, f"{where}. layer's times", times, f"a whole number from 1 to {MAX_LAYERS_PER_ENTRY}"
     )

@@ -29,7 +29,7 @@ from regimes.base.errors import ConfigError, require
 Values = float | np.ndarray
 RANGE, LONGEST = (1.0, 1e18), 3600.0  # bits/s of a link; seconds of its latency
 BACKWARD = 2 / 3  # of the compute seconds; the backward pass is two of three equal products
-_BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BANDWIDTHS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}  # bits/s, by prefix
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 _PATTERN = re.compile(
     r"\s*([0-9.e+]+)\s*([kMGT]?)(?:bit/s|bps)\s*(?:,\s*([0-9.e+-]+)\s*([nuµμm]?s)\s*)?"

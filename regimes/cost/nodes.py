@@ -24,7 +24,7 @@ from regimes.base.errors import ConfigError, require, suggest_nearest
 from regimes.cost.models import Model
 from regimes.cost.network import FASTEST, SECONDS, Network, Values, Work
 
-MOST = 10**6  # nodes, GPUs of one
+MOST = 10**6  # nodes of a job, and GPUs of a node: more is a slip
 LONGEST = 1e6  # seconds of a step
 _UNITS = {**SECONDS, "min": 60.0, "h": 3600.0}
 LARGEST = 10**5  # bytes of a file of links
@@ -61,8 +61,8 @@ USUAL = "a100"
 # twice, and momentum and weights that the optimiser reads and writes.
 STEP = 8
 _SPEED = re.compile(r"\s*([0-9.e+]+)\s*([MGTP]?)(FLOP/s|B/s)\s*")
-_PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}
+_PREFIXES = {"": 1.0, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}  # of FLOP/s and B/s
+_RANGE = {"FLOP/s": (1e6, 1e20), "B/s": (1e6, 1e17)}  # a number outside is a slip of the unit
 
 
 def read_device(text: str) -> Device:

@@ -114,10 +114,10 @@ def main(
     result = _format_table(frame, unit="unit" if unit else "epoch")
     console.print(result.drawn(padding=(0, 0, 0, 1)))
     for case in work:
-        if case.whole_layers:
+        if case.uncompressed:
             why = "because it would not send less of them"
             console.print(
-                f"note: layers sent whole at {case.name}: {case.whole_layers}, {why}", markup=False
+                f"note: layers sent whole at {case.name}: {case.uncompressed}, {why}", markup=False
             )
     for sentence in mixed_circumstances({"levels": runs} if runs else {}):
         console.print(f"note: {sentence}", markup=False)

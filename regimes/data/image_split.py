@@ -16,7 +16,7 @@ from typing import NamedTuple
 from regimes.base.errors import DataError
 from regimes.data.tree import SPLITS, SUFFIXES, subfolders
 
-TEST_SHARE = 0.2
+TEST_SHARE = 0.2  # of the images, where a folder has no test set of its own
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 

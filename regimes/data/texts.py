@@ -32,7 +32,7 @@ from regimes.data.cache import user_path
 STANDARD = {name: f"wiki.{name[:5]}.tokens" for name in ("train", "validation", "test")}
 SHARE = 20  # one of so many parts is for validation, one for testing
 BINARY = 8000  # first bytes of a file, searched for a zero
-STDLIB_BYTES = 8_000_000
+STDLIB_BYTES = 8_000_000  # of Python's library that are read at most
 EXCLUDED = {
     *("test", "tests", "idle_test", "encodings", "pydoc_data"),
     *("site-packages", "dist-packages", "__pycache__"),

@@ -83,7 +83,7 @@ class MeasurementContext:
         (mean,) = signals(self.world).mean([stack])
         return mean
 
-    def whole(self) -> AbstractContextManager[None]:
+    def gather_weights(self) -> AbstractContextManager[None]:
         """Give each process all weights of the model inside, so that it may run the model by
         itself; all processes enter it."""
         return whole_weights(self.model, self.world)

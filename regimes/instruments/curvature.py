@@ -72,7 +72,7 @@ class ProbeGauge(EndOfEpochGauge):
         self.context, self.batches = context, context.probe(probe.images, probe.batch)
 
     def read(self, epoch: int) -> Reading:
-        with self.context.whole():
+        with self.context.gather_weights():
             return self.measure(epoch)
 
     def measure(self, epoch: int) -> Reading:
@@ -168,7 +168,7 @@ class CurvatureGauge(ProbeGauge):
         # Refuse a loss without second derivatives before any unit is trained. Each process checks
         # by itself: a mean over processes would count as traffic. No graph is kept (memory=0).
         self.ends = {mode: [SUFFIX[mode]] for mode in settings.modes}  # of statistics, by mode
-        with context.whole():
+        with context.gather_weights():
             for mode in settings.modes:
                 with suppress(TrainingError):  # a loss that is not finite is reported by the run
                     hessian = HessianProduct(

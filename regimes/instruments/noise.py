@@ -60,7 +60,7 @@ class Noise(Bounded):
     requires = frozenset({WORKER_GRADIENTS, SEVERAL_WORKERS, WHOLE_LAYERS, OWN_COLLECTIVES})
 
     stride: Count = 1
-    every: int = field(default=1, init=False)
+    every: int = field(default=1, init=False)  # every epoch has a value
 
     def start(self, context: MeasurementContext) -> NoiseGauge:
         return NoiseGauge(self.stride, context)
@@ -74,7 +74,9 @@ class NoiseGauge(StridedGauge):
         self._reset()
 
     def _reset(self) -> None:
-        self.seen = self.steps = 0
+        self.seen = self.steps = (
+            0  # ``seen``, of `StridedGauge`, counts all; ``steps`` the measured
+        )
         # sums of s and of m, per layer; from the first step on where the gradients are
         self.small = torch.zeros(len(self.sizes), dtype=torch.float64)
         self.big = torch.zeros_like(self.small)
@@ -96,15 +98,13 @@ class NoiseGauge(StridedGauge):
         # one pair (s, m) per layer; the last is the model's
         pairs = list(zip([*small, math.fsum(small)], [*big, math.fsum(big)], strict=True))
         traces = [workers * (s - m) / (workers - 1) for s, m in pairs]  # tr(Sigma) / b
-        signals = [(workers * m - s) / (workers - 1) for s, m in pairs]  # |G|^2
-        scale = [
-            divide_or_nan(trace, signal) for trace, signal in zip(traces, signals, strict=True)
-        ]
+        norms = [(workers * m - s) / (workers - 1) for s, m in pairs]  # |G|^2
+        scale = [divide_or_nan(trace, norm) for trace, norm in zip(traces, norms, strict=True)]
         diversity = [divide_or_nan(s, workers * m) for s, m in pairs]
         return Reading(
             layers={"noise_scale": scale[:-1], "diversity": diversity[:-1]},
             model={"noise_scale": scale[-1], "diversity": diversity[-1]},
-            detail={"steps": steps, "trace": traces, "signal": signals},
+            detail={"steps": steps, "trace": traces, "signal": norms},
         )
 
 
@@ -147,7 +147,7 @@ class MsdrGauge(StatelessGauge):
         squares = squared_norms(updates)
         if self.steps:
             before = self.sums
-            if self.reversible:
+            if self.reversible:  # a hook may put back the sums before this step
                 self.sums = add_sums(before, updates, self.room)
                 self.room = before
             else:

@@ -15,8 +15,8 @@ LOSSES = {"loss", "train_loss", "train/loss"}  # of training: logged at each ste
 
 
 class _Epochs:
-    """The epoch of a trainer, which ends a unit where a training step of the module may take
-    several steps of several optimisers."""
+    """Tells a hook the trainer's epoch, with which a unit then ends. Under manual optimisation the
+    number of steps does not tell: a training step may step several optimisers, or none."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -64,6 +64,7 @@ class RegimesCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         accumulated = trainer.accumulate_grad_batches
+        # by the trainer's epochs (see `_Epochs`); else by optimiser steps
         by_epoch = self.settings.every == "epoch" and not pl_module.automatic_optimization
         self.hook = self.settings.attach(
             trainer.strategy.model or pl_module,

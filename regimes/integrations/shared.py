@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest
 from regimes.base.torch_compat import uncompiled
 from regimes.collectives.launcher import read_launch
 from regimes.collectives.sharded_models import find_divided, load_parts, save_parts
@@ -48,7 +48,7 @@ class HookSettings:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        good = self.every == "epoch" or is_whole(self.every, 1)
+        good = self.every == "epoch" or is_integer(self.every, 1)
         require(good, "every", self.every, '"epoch" or a number of steps from 1 up')
         self.about = record_options(self.record)
         known = {

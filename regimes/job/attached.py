@@ -36,7 +36,7 @@ from regimes.job.fit_state import FittedState, damage_as_error, refuse_state
 from regimes.job.header import build_header
 from regimes.job.job import Job, UnitPlan
 from regimes.job.move_residuals import on_processes
-from regimes.job.recorder import JobRecorder, RecordOptions, check_whole
+from regimes.job.recorder import JobRecorder, RecordOptions, check_undivided
 from regimes.job.rows import layer_entries, traffic_columns, unit_columns
 from regimes.job.saved_units import restore_units, saved_units, with_recorded_units
 from regimes.job.set_level import apply_set_level, set_entry, was_set
@@ -44,7 +44,7 @@ from regimes.job.state import State, check_format, join_states, on_cpu, own_part
 from regimes.job.summary import job_summary
 from regimes.job.unit_ends import UnitSchedule, describe_optimizer
 from regimes.policies.controller import Levels
-from regimes.records import Header, Row, describe_whole_layers, provenance
+from regimes.records import Header, Row, describe_uncompressed_layers, provenance
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class AttachedJob(Job):
         Raises:
             ConfigError: a value is not a number, or is a DTensor of which each process has a part.
         """
-        check_whole(values)
+        check_undivided(values)
         if (recorder := self.recorder or self.relay) is not None:
             recorder.log_values(values)
 
@@ -342,7 +342,7 @@ class AttachedJob(Job):
     def _prepare_record(self, options: RecordOptions | None, header: Header) -> None:
         self.header = header
         if self.world.rank == 0:
-            for sentence in describe_whole_layers(header):
+            for sentence in describe_uncompressed_layers(header):
                 log.warning("regimes: %s", sentence)
         if options is not None and self.world.rank == 0:
             self.recorder = JobRecorder(options, header)
@@ -465,7 +465,7 @@ class AttachedJob(Job):
                 replicas: then use ``sharded_state``.
         """
         world = self.world
-        self._check_whole("full_state_dict")
+        self._check_undivided("full_state_dict")
         world.guard.enter_call("full_state_dict()")
         self._end_due_unit()
         mine = on_all_processes(world, lambda: on_cpu(self.state_dict()))
@@ -483,7 +483,7 @@ class AttachedJob(Job):
     def _load_full(self, full: Any, branch: bool = False) -> None:
         """Continue from the states of all processes, which process 0 has."""
         world = self.world
-        self._check_whole("load_full_state_dict")
+        self._check_undivided("load_full_state_dict")
         world.guard.enter_call("load_full_state_dict()")
         mine = world.scatter_from_first(
             on_all_processes(world, lambda: None if world.rank else self._divide_state(full))
@@ -514,7 +514,7 @@ class AttachedJob(Job):
             # several processes hold one worker: each divides what it has by itself
             return [each[rank // self.world.shards] for rank in range(self.world.processes)]
 
-    def _check_whole(self, call: str) -> None:
+    def _check_undivided(self, call: str) -> None:
         if (self.world.shards > 1 and not self.world.node) or self.by_process:
             name = self.called.removesuffix(".")
             raise ConfigError(
@@ -523,17 +523,21 @@ class AttachedJob(Job):
                 "with the model"
             )
 
-    def _job_state(self, whole: bool = False) -> dict[str, Any]:
+    def _job_state(self, all_units: bool = False) -> dict[str, Any]:
         """The entries of a saved state that hooks and local steps have alike.
 
         Args:
-            whole: with all units, also those that the record has.
+            all_units: with all units, also those that the record has.
         """
         if self.recorder is not None:
             self.recorder.merge_logged()  # into the rows, which are saved next
         elsewhere = self.has_record and self.world.rank > 0
         return {
-            **({"rows": self.rows} if whole else saved_units(self.rows, self.recorder, elsewhere)),
+            **(
+                {"rows": self.rows}
+                if all_units
+                else saved_units(self.rows, self.recorder, elsewhere)
+            ),
             "pace": self.schedule.state_dict(),
             "logged": {} if self.recorder is None else self.recorder.state_dict(),
             **({} if self.manual_level is None else {"set": dict(self.manual_level)}),

@@ -23,7 +23,7 @@ from regimes.base.config import (
     plain_levels,
 )
 from regimes.base.config.bounds import LONGEST, SECONDS
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.compression import Compressor
 from regimes.compression.base import check_level, has_feedback
 from regimes.compression.elementwise import Dense
@@ -104,7 +104,7 @@ def choose_exchange(
 ) -> Choice:
     """Check the arguments of ``attach`` and make the choice of them. Raise ConfigError unless they
     go together."""
-    good = is_whole(dense_start, 0)
+    good = is_integer(dense_start, 0)
     require(good, "start_compressing_after", dense_start, "a number of steps, from 0 up")
     if signal not in get_args(Signal):
         raise ConfigError(f"signal = {signal!r}: {suggest_nearest(str(signal), get_args(Signal))}")
@@ -334,7 +334,7 @@ def plain_number(level: Any) -> Any:
 def check_seed(seed: Any) -> None:
     """Raise ConfigError unless the seed is a whole number of at most 63 bits, as in a
     configuration."""
-    good = is_whole(seed, -(2**63)) and seed < 2**63
+    good = is_integer(seed, -(2**63)) and seed < 2**63
     require(good, "seed", seed, "a whole number of at most 63 bits")
 
 

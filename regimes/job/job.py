@@ -20,7 +20,7 @@ from regimes.instruments.panel import Panel
 from regimes.job.rows import NO_BATCH, NO_SYNC
 from regimes.job.state import FORMAT, Part, State, by_layer, layer_shapes
 from regimes.policies import Decision, Policy
-from regimes.policies.controller import Controller, Levels, WholeController, check_reasons
+from regimes.policies.controller import Controller, Levels, ModelController, check_reasons
 from regimes.policies.history import level_costs
 from regimes.policies.schedules import period_of
 from regimes.records import Header, Row
@@ -57,8 +57,8 @@ class Job:
     panel: Panel
     header: Header
     controller: Controller
-    batch_controller: WholeController | None = None
-    sync_controller: WholeController | None = None
+    batch_controller: ModelController | None = None
+    sync_controller: ModelController | None = None
     checks_reasons = True
     batch_size: int
     batch_sizes: Mapping[str, int]
@@ -117,7 +117,7 @@ class Job:
             sync = {"sync": {"level": chosen.level, "why": chosen.why, "period": period}}
         return UnitPlan(levels, **batch, **sync)
 
-    def _checked(self, controller: WholeController) -> Decision:
+    def _checked(self, controller: ModelController) -> Decision:
         """What it decides for the next unit."""
         chosen = controller.decide(self.rows)
         if self.checks_reasons:
@@ -125,7 +125,7 @@ class Job:
         return chosen
 
     def replay_levels(
-        self, seen: list[Row], rows: Sequence[Row], *, whole: bool = False
+        self, seen: list[Row], rows: Sequence[Row], *, all_policies: bool = False
     ) -> list[Row]:
         """Add to ``seen`` copies of those of ``rows`` that it lacks, with the levels that the
         policy of this job would have chosen; return ``seen``. So a policy that continues another
@@ -134,9 +134,11 @@ class Job:
         Args:
             seen: copies of the first of ``rows``.
             rows: the units of the other run.
-            whole: change the levels of batch size and period as well.
+            all_policies: change the levels of batch size and period as well.
         """
-        others = {"batch": self.batch_controller, "sync": self.sync_controller} if whole else {}
+        others = (
+            {"batch": self.batch_controller, "sync": self.sync_controller} if all_policies else {}
+        )
         for row in rows[len(seen) :]:
             layers = {**row["layers"], "level": self.controller.decide(seen).names}
             decided: dict[str, Any] = {**row, "layers": layers}

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.base.reduction import tensors_in
 from regimes.instruments import make_instruments
 
@@ -106,7 +106,7 @@ def _cosine_table(every: Any, least: Any) -> dict[str, Any]:
         if least is not None:
             raise ConfigError("check_cosine: it is the bound of check_every: add check_every=500")
         return {}
-    require(is_whole(every, 1), "check_every", every, "a number of steps from 1 up")
+    require(is_integer(every, 1), "check_every", every, "a number of steps from 1 up")
     if least is None:
         return {"cosine": {"stride": int(every)}}
     number = isinstance(least, Real) and not isinstance(least, bool)

@@ -99,7 +99,7 @@ class ProcessStates:
         Args:
             owed_by: the residuals of those saved processes from which this one takes over.
         """
-        self.job._check_whole("sharded_state")
+        self.job._check_undivided("sharded_state")
         known = [with_owed(x, owed_by[i]) if i in owed_by else x for i, x in enumerate(states)]
         job, world = self.job, self.job.world
         worker = on_process(job._join_states(known), world.rank // world.shards, world.workers)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from regimes import compression, policies
-from regimes.base.errors import ConfigError, RecordError, is_whole, require, unexpected_value
+from regimes.base.errors import ConfigError, RecordError, is_integer, require, unexpected_value
 from regimes.base.precision import full_precision
 from regimes.job.given import GivenInstruments, GivenProbe
 from regimes.job.reporters import Reporters
@@ -112,7 +112,7 @@ class RecordOptions:
         require("\0" not in str(self.folder), "record", self.folder, "a folder: no path has a NUL")
         for field in ("batch_size", "units"):
             value = getattr(self, field)
-            good = value is None or is_whole(value, 1)
+            good = value is None or is_integer(value, 1)
             require(good, f"RecordOptions.{field}", value, "a whole number from 1 up")
         names = (self.reporters,) if isinstance(self.reporters, str) else tuple(self.reporters)
         check_reporters(names)
@@ -385,7 +385,7 @@ def logged_number(name: str, value: Any) -> float | Tensor:
     return full_precision(value.detach())
 
 
-def check_whole(values: Mapping[str, Any]) -> None:
+def check_undivided(values: Mapping[str, Any]) -> None:
     """Raise ConfigError if a value is a DTensor of which each process has a part: to read its value
     is a collective, and process 0 alone records."""
     for name, value in values.items():

@@ -30,7 +30,7 @@ from torch import Tensor
 from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 
-FORMAT = 4
+FORMAT = 4  # of a saved state; a new layout gets the next number
 State = dict[str, Any]
 Part = dict[str, Any]
 _UP_TO_0_3 = {"own", "common", "shapes", "residuals"}  # keys of states without a format

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regimes.base.console.units import format_quantity
-from regimes.records import Header, Row, describe_whole_layers, sum_sent
+from regimes.records import Header, Row, describe_uncompressed_layers, sum_sent
 
 
 def job_summary(
@@ -33,7 +33,7 @@ def job_summary(
         lines["waited"] = f"{text}, {_format_seconds(pressed)} for compression"
     levels = Counter(rows[-1]["layers"]["level"])
     lines["levels"] = ", ".join(f"{name} for {n}" for name, n in levels.items()) + " of the layers"
-    if sentences := describe_whole_layers(header):
+    if sentences := describe_uncompressed_layers(header):
         lines["whole"] = f"\n{' ' * 10}".join(sentences)
     if folder is not None:
         lines["record"] = f"{folder} (regimes watch, regimes report)"

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 from torch import Tensor, nn
 
-from regimes.base.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, unexpected_value
 
 
 class _JoinedOptimizers:
@@ -183,7 +183,7 @@ def unit_schedule(every: Any, optimizer: Any, model: nn.Module) -> UnitSchedule:
         ConfigError: an argument of another type; an optimiser that is missing, or that has none of
             the model's parameters.
     """
-    counted = is_whole(every, 1)
+    counted = is_integer(every, 1)
     if not (counted or every == "epoch" or hasattr(every, "epoch")):
         calls = '"epoch" (then call epoch_end()), or a sampler with set_epoch()'
         raise unexpected_value("every", every, f"a number of steps from 1 up, {calls}")

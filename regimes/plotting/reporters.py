@@ -23,7 +23,7 @@ from regimes.records import (
     Header,
     Row,
     count_units,
-    describe_whole_layers,
+    describe_uncompressed_layers,
     number_of_units,
     run_name,
     sum_sent,
@@ -83,7 +83,7 @@ class LiveTable:
 
     def draw(self, message: str = "") -> RenderableType:
         parts: list[RenderableType] = [Text(describe_run(self.header), style="bold")]
-        parts += [Text(sentence, "dim") for sentence in describe_whole_layers(self.header)]
+        parts += [Text(sentence, "dim") for sentence in describe_uncompressed_layers(self.header)]
         parts.append(self.bars)
         if self.rows:
             parts.append(epoch_table(self.header, self.rows, self.seconds, self.sent_before))
@@ -102,7 +102,7 @@ class PlainLines:
         self.header, self.sent = header, sum_sent(rows)
         done = f", the first {len(rows)} done before" if rows else ""
         self._print(f"{describe_run(header)}, {count_units(header, rows)}{done}")
-        for sentence in describe_whole_layers(header):
+        for sentence in describe_uncompressed_layers(header):
             self._print(sentence)
 
     def step(self, epoch: int, done: int, steps: int) -> None:

@@ -46,7 +46,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Schedules:
+class ScheduleResults:
     """Holds what finished runs reached and sent, by schedule.
 
     Attributes:
@@ -91,7 +91,7 @@ def count_text(row: Mapping[Any, Any]) -> str:
     return f"{row['logged']:.0f} of {row['n']:.0f}" if some else f"{row['n']:.0f}"
 
 
-def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
+def tabulate_schedules(runs: Iterable[Record]) -> ScheduleResults:
     """Make the table of some finished runs.
 
     Raises:
@@ -113,7 +113,7 @@ def tabulate_schedules(runs: Iterable[Record]) -> Schedules:
         shares = [share_of_low(run.header, run.rows) for run in runs]
         of_low = pd.Series(shares, [run.name for run in runs], dtype=float)
         frame["of_base"] = of_low.groupby(level=0).mean()
-    return Schedules(frame, base, metric)
+    return ScheduleResults(frame, base, metric)
 
 
 # -- their differences --------------------------------------------------------------------------

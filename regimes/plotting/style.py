@@ -28,10 +28,10 @@ from regimes.policies.schedules import in_words
 from regimes.records import NOT_RECORDED, OWN, Record, count_units, write_output, write_table
 
 WIDTH = 7.2  # inches: two columns of a paper
-DPI = 200
+DPI = 200  # pixels per inch of a saved picture
 MANY = 6  # curves in a panel, from which on they are thinned (`panels.draw_curves`)
 CAPTION_LETTERS = 132  # of size 7 that fit into WIDTH
-DOTTED = (0, (1, 1.6))
+DOTTED = (0, (1, 1.6))  # matplotlib's: offset, (points on, points off)
 
 
 def theme() -> AbstractContextManager[None]:

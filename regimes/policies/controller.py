@@ -72,7 +72,7 @@ class Controller:
 
 
 @dataclass(frozen=True)
-class WholeController:
+class ModelController:
     """Applies a policy to the whole model as its only layer.
 
     Attributes:

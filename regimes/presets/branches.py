@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regimes.base.config import BranchConfig, RunConfig, override_table
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.presets.registry import Grid
 
 KEYS = ("of", "at", "length", "skip")
@@ -62,9 +62,11 @@ def _units(where: str, table: Any) -> list[Any]:
             raise ConfigError(f"{where}.branch: unknown key {key!r}: {suggest_nearest(key, KEYS)}")
     given, length = table.get("at"), table.get("length")
     units = given if isinstance(given, list) else [given]
-    good = bool(units) and all(is_whole(unit, 0) for unit in units) and len({*units}) == len(units)
+    good = (
+        bool(units) and all(is_integer(unit, 0) for unit in units) and len({*units}) == len(units)
+    )
     require(good, f"{where}.branch.at", given, "a unit, or a list of different ones")
-    require(length is None or is_whole(length, 1), f"{where}.branch.length", length, "at least 1")
+    require(length is None or is_integer(length, 1), f"{where}.branch.length", length, "at least 1")
     skip = table.get("skip")
     require(skip is None or skip is True, f"{where}.branch.skip", skip, "true, or no such key")
     require(isinstance(table.get("of"), str), f"{where}.branch.of", table.get("of"), "a schedule")

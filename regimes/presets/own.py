@@ -60,7 +60,7 @@ from regimes.base.config.bounds import LARGEST
 from regimes.base.config.convert import convert_value
 from regimes.base.config.entry_points import entry_points
 from regimes.base.config.toml import read_tables
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.policies.detectors.statistics import with_statistics
 from regimes.presets.branches import branches_of
 from regimes.presets.families import at_rate
@@ -68,7 +68,7 @@ from regimes.presets.registry import GRIDS, PRESETS, Grid
 
 logger = logging.getLogger(__name__)
 GROUP = "regimes.grids"
-MOST_SEEDS = 10_000
+MOST_SEEDS = 10_000  # of `seeds = 5`, a number of seeds: a larger one is meant as a seed
 KEYS = (
     *("base", "seeds", "set", "statistics", "rate", "rates", "include", "schedules"),
     *("about", "group"),
@@ -158,9 +158,9 @@ def read_seeds(path: str) -> list[int] | None:
     given = _table(path).get("seeds")
     if given is None:
         return None
-    few = is_whole(given, 1) and given <= MOST_SEEDS
+    few = is_integer(given, 1) and given <= MOST_SEEDS
     numbers = list(range(given)) if few else given
-    valid = isinstance(numbers, list) and all(is_whole(number, 0) for number in numbers)
+    valid = isinstance(numbers, list) and all(is_integer(number, 0) for number in numbers)
     if not valid or not numbers or len({*numbers}) < len(numbers):
         expected = f"a number of seeds up to {MOST_SEEDS}, or a list of different ones"
         raise unexpected_value(f"{path}: seeds", given, expected)

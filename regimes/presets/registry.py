@@ -38,7 +38,7 @@ def list_groups(words: Sequence[str] = ()) -> list[PresetGroup]:
     rows_of: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for known in (PRESETS, GRIDS):
         for name, make in known.items():
-            about, description = _words(make)
+            about, description = _describe(make)
             text = f"{known.kind} {name} {about} {description}".lower()
             if all(word.lower() in text for word in words):
                 rows_of.setdefault((known.kind, about), []).append((name, description))
@@ -50,9 +50,9 @@ def list_groups(words: Sequence[str] = ()) -> list[PresetGroup]:
     return [PresetGroup(*group, rows) for group, rows in rows_of.items()]
 
 
-def _words(make: Any) -> tuple[str, str]:
+def _describe(make: Any) -> tuple[str, str]:
     """(the heading under which a preset or grid is listed, its description)."""
-    if hasattr(make, "words"):  # a TOML file of a package (`own`)
+    if hasattr(make, "words"):  # made of a package's TOML file (`presets.own`), which has no module
         return make.words()
     first = (sys.modules[make.__module__].__doc__ or "").strip().partition("\n\n")[0]
     about = " ".join(first.split()).partition(";")[0].rstrip(".")

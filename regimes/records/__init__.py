@@ -68,5 +68,8 @@ from regimes.records.selection import (
     select_while_loading,
     summary,
 )
-from regimes.records.uncompressed_layers import describe_whole_layers, whole_layers
+from regimes.records.uncompressed_layers import (
+    describe_uncompressed_layers,
+    list_uncompressed_layers,
+)
 from regimes.records.writer import RecordWriter

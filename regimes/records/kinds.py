@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 DEPTH = 16  # how deep tables and lists of a free value may be nested
-BIG, LARGEST = 2**63, sys.float_info.max
+BIG = 2**63  # integers of a table have 64 bits
+LARGEST = sys.float_info.max
 MOST = 1e100  # of counts and durations: sums and squares of them stay finite
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NUMBERS_OR_NULL = {int, float, type(None)}

@@ -14,8 +14,8 @@ from regimes.base.config import MOST_EPOCHS, RunConfig
 from regimes.records import kinds
 from regimes.records.kinds import AMOUNT, NAME, STEPS, Items, Nullable, Object, find_fault
 
-SCHEMA = 1
-MOST_WORKERS = 1_000_000
+SCHEMA = 1  # the highest format of records that this version reads and writes
+MOST_WORKERS = 1_000_000  # a header with more is damaged
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 EPOCHS = kinds.integer(0, MOST_EPOCHS, f"from 0 to {MOST_EPOCHS}")
 

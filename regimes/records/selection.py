@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from regimes.base.config import read_value
 from regimes.base.config.arguments import check_arguments
 from regimes.base.console.stdout import escape_control
-from regimes.base.errors import ConfigError, RecordError, is_whole, require, suggest_nearest
+from regimes.base.errors import ConfigError, RecordError, is_integer, require, suggest_nearest
 from regimes.records.experiment import separate_experiments, write_notes
 from regimes.records.fields import field_text
 from regimes.records.reader import Record
@@ -197,7 +197,7 @@ def summary(runs: Iterable[Record], last: int = 3) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    require(is_whole(last, 1), "last", last, "a number of epochs from 1 up")
+    require(is_integer(last, 1), "last", last, "a number of epochs from 1 up")
     rows = []
     for run in separate_experiments(runs):
         run.check_finished()

@@ -8,17 +8,17 @@ from regimes.records.schema import Header
 NAMED = 3  # layers, before the rest are dots
 
 
-def whole_layers(header: Header, level: str) -> list[str]:
+def list_uncompressed_layers(header: Header, level: str) -> list[str]:
     """Name the layers that are sent whole at a level of the configuration."""
     cost = header["per_step"].get(level)
     return cost.get("whole", []) if cost else []
 
 
-def describe_whole_layers(header: Header) -> list[str]:
+def describe_uncompressed_layers(header: Header) -> list[str]:
     """Write a sentence for each level at which layers are sent whole."""
     count, sentences = sum(layer["compressed"] for layer in header["layers"]), list[str]()
     for level, value in header["config"]["levels"].items():
-        if names := whole_layers(header, level):
+        if names := list_uncompressed_layers(header, level):
             some = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
             sentences.append(
                 f"sent whole at level {level}: {len(names)} of {count} layers, because "

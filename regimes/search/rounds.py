@@ -189,7 +189,7 @@ def as_number(value: Any) -> float:
     return float(value)
 
 
-def as_whole(value: Any, least: int = 0) -> int:
+def as_integer(value: Any, least: int = 0) -> int:
     """Return a whole number of the log; ValueError for another value, or one below the least."""
     expect(type(value) is int and least <= value < 2**63)
     return int(value)

@@ -28,7 +28,7 @@ from regimes.base.config.toml import read_value
 from regimes.base.console import stdout
 from regimes.base.console.tables import Table
 from regimes.base.console.units import metric_unit
-from regimes.base.errors import ConfigError, RecordError, is_whole, require
+from regimes.base.errors import ConfigError, RecordError, is_integer, require
 from regimes.plotting.looks import find_metric
 from regimes.presets.families import shorten_training
 from regimes.records import check_output, load, write_output
@@ -209,7 +209,7 @@ def tune(
         ConfigError: no validation data, an unknown field, a budget that is too small or no
             number, a halving below 2.
     """
-    fits = halving is None or is_whole(halving, 2)
+    fits = halving is None or is_integer(halving, 2)
     require(fits, "--halving", halving, "a whole number from 2 up")
     fits = budget is None or (budget > 0 and math.isfinite(budget))
     require(fits, "--budget", budget, "a number of epochs above 0")

@@ -21,7 +21,7 @@ from regimes.data.models.copies import copy_model
 from regimes.data.task import Batches
 from regimes.training.modes import training_copy
 
-_TRIED = 16  # samples
+_TRIED = 16  # samples of the first batch, with which a model is tried
 _LOSS = "leave it out, or say in loss_weight of simulate what a batch's loss is divided by"
 ONE_VALUE = "Expected more than 1 value per channel"  # how torch's sentence begins
 ONE_SAMPLE = (

@@ -30,7 +30,7 @@ from regimes.instruments.panel import choose_instruments
 from regimes.job.job import Job
 from regimes.job.move_residuals import Residuals, residuals_for
 from regimes.job.state import Part, State, by_layer, get_column, of_workers
-from regimes.policies.controller import WholeController
+from regimes.policies.controller import ModelController
 from regimes.records import OWN, Header, provenance
 from regimes.training.batch_sizes import check_batch_of_one, check_parts, check_samples
 from regimes.training.gradients import (
@@ -103,7 +103,7 @@ class Run(Job):
         self.gradients = self._make_gradients()
         parameters = self.gradients.parameters
         clips = config.optimizer.clip is not None
-        buckets = buckets_with_loss(parameters, config.bucket_mb, whole=clips)
+        buckets = buckets_with_loss(parameters, config.bucket_mb, single=clips)
         self.reducer = Reducer(chosen, self.layers, world, config.seed)
         overlaps = world.processes > 1 and buckets is not None
         self.exchange = Exchange(self.reducer, buckets, background=device if overlaps else None)
@@ -111,8 +111,8 @@ class Run(Job):
             self.gradients.on_layer_complete(self.exchange.add_rows)
         batch, sync = plug_ins.batch_policy, plug_ins.sync_policy
         self.controller = self.make_controller(plug_ins.policy, signal, (chosen, config.levels))
-        self.batch_controller = None if batch is None else WholeController(batch, signal, "batch")
-        self.sync_controller = None if sync is None else WholeController(sync, signal, "sync")
+        self.batch_controller = None if batch is None else ModelController(batch, signal, "batch")
+        self.sync_controller = None if sync is None else ModelController(sync, signal, "sync")
         self.batch_size, self.batch_sizes = config.batch_size, config.batch_levels
         self.periods = config.sync_levels
         self.units = Units.from_config(config, len(self.batches))
@@ -130,7 +130,7 @@ class Run(Job):
             # They are measured in the gradients' own tensors, unless a fragment's must outlive the
             # next gradient.
             storage = self.gradients.stack, self.gradients.layers
-            if config.outer.streams:
+            if config.outer.leaves_apart:
                 storage = new_stack(parameters, len(storage[0]))
             self.local = Rounds(parameters, outer, config.outer, storage, inner=self.optimizer)
         self.context = self._make_context()

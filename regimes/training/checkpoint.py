@@ -32,7 +32,7 @@ from regimes.records import write_atomically
 from regimes.records.files import make_folder, opened_to_read
 
 log = logging.getLogger(__name__)
-_KEEP = 2
+_KEEP = 2  # checkpoints: if the newest is damaged, the run goes on from the one before
 _PART_ALONE = ("format", "parts")  # keys of the files of processes other than 0
 # Errors of a file that may be whole: rights, a device or a network that fails, too many open files.
 _FOR_NOW = {

@@ -161,6 +161,7 @@ class Gradients:
             self._to_widen = {*range(len(self.layers))}
         if step == 0:
             self.hidden = {}
+        # autograd counts a tensor's changes: where the count stays, nothing was added
         before = [[*map(version_of, row)] for row in self._rows]
         count = x.shape[1]
         size = self.micro_batch or count
@@ -235,8 +236,9 @@ class Gradients:
                     loss = self.loss(self.network, x, y)
             self.batchnorm.end_forward()
             loss = reduction.scale_loss(loss, share)
-            asks = isinstance(share, Tensor) and not self.reduction.zero_of_nothing
-            if not (asks and not bool(share)):
+            # Without a target (a share of 0) a worker's gradient is 0. Of some losses backward
+            # would make it NaN, and is left out. Others are not asked: a host would wait for it.
+            if not isinstance(share, Tensor) or self.reduction.zero_of_nothing or bool(share):
                 loss.backward()
         return loss.detach()
 

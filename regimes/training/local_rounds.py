@@ -119,7 +119,7 @@ class Rounds:
         Args:
             storage: of ``stack`` and ``parts``. Nothing else may use it between a fragment's
                 leaving and the return of the last one. So it may be the storage of gradients,
-                unless ``config.streams``.
+                unless ``config.leaves_apart``.
         """
         self.parameters, self.reducer, self.config = list(parameters), reducer, config
         self.world, self.inner, self.replicas = reducer.world, inner, replicas

@@ -175,7 +175,7 @@ class PlugIns:
             capabilities.SHARED_STEPS: not local,
             capabilities.LOCAL: local,
             capabilities.MIXED_PERIODS: shares and 1 in self.periods and self.periods != {1},
-            capabilities.STREAMING: config.outer.streams,
+            capabilities.STREAMING: config.outer.leaves_apart,
             capabilities.ON_CPU: device is not None and device.type != "cuda",
             capabilities.COMPILED: config.compile,
             capabilities.OWN_OBJECTS: config.data.name == OWN,

@@ -174,7 +174,7 @@ def _restore_as(run: Run, state: State, source: Path) -> Notes | None:
             state, notes = fit_checkpoint(run, state, before)
         run.load_state_dict(state)
         if run.phase.has_changed:
-            run.rows = run.replay_levels([], run.rows, whole=True)
+            run.rows = run.replay_levels([], run.rows, all_policies=True)
     except RegimesError:
         raise
     except Exception as error:  # torch and plug-ins raise anything for a state that does not fit

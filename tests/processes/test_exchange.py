@@ -94,7 +94,7 @@ def training_step(case: Case, world: World, bucket_mb: float) -> Steps:
         clip=case.clip,
     )
     compressor = TopK() if case.topk else PowerSGD()
-    buckets = buckets_with_loss(gradients.parameters, bucket_mb, whole=case.clip is not None)
+    buckets = buckets_with_loss(gradients.parameters, bucket_mb, single=case.clip is not None)
     overlaps = world.processes > 1 and buckets is not None
     device = torch.device("cpu") if overlaps else None
     reducer = Reducer(compressor, layer_table(model), world, 0)

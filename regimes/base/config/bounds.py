@@ -14,7 +14,7 @@ from regimes.base.errors import unexpected_value
 
 LARGEST = 1e30  # of a rate or a decay: a step multiplies some of them, and float32 ends at 3e38
 LONGEST = 1e9  # seconds, or steps of a period
-MOST_EPOCHS = 10_000_000
+MOST_EPOCHS = 10_000_000  # far beyond any training: a slip of a digit is refused
 
 
 @dataclass(frozen=True)

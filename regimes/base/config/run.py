@@ -28,7 +28,7 @@ from regimes.base.config.level import DENSE, AnyLevel
 from regimes.base.errors import ConfigError, require
 
 Signal = Literal["update", "global", "local-mean", "worker0", "movement", "movement/lr"]
-Schedules = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
+RateSchedule = Literal["step", "constant", "cosine", "linear", "wsd", "cyclic"]
 Role = Literal[
     "dense",
     "low",
@@ -179,7 +179,7 @@ class OptimizerConfig(Bounded):
     name: str = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
     lr: Rate = 0.4
-    schedule: Schedules = "step"
+    schedule: RateSchedule = "step"
     per: Literal["epoch", "step"] = "epoch"
     warmup_from: Decay | None = None
     warmup_epochs: Count = 5
@@ -250,10 +250,10 @@ class OuterConfig(Bounded):
     @property
     def plain(self) -> bool:
         """Answer whether a synchronisation is the mean of the workers' parameters."""
-        return self.lr == 1 and self.momentum == 0 and not self.streams
+        return self.lr == 1 and self.momentum == 0 and not self.leaves_apart
 
     @property
-    def streams(self) -> bool:
+    def leaves_apart(self) -> bool:
         """Answer whether workers differ right after a synchronisation."""
         return self.fragments > 1 or self.delay > 0 or self.mixing > 0
 

@@ -17,7 +17,9 @@ from regimes.base.config.registry import find_registry
 from regimes.base.config.run import RunConfig
 from regimes.base.errors import ConfigError, suggest_nearest
 
-PLUG_INS = {  # the tables that name a class, and the names that there are: of rooms above this one
+# The tables that name a class, and where its names are registered: a text, because this room
+# imports none above it.
+PLUG_INS = {
     "compressor": "regimes.compression:REGISTRY",
     "policy": "regimes.policies:REGISTRY",
     "batch_policy": "regimes.policies:REGISTRY",
@@ -25,7 +27,7 @@ PLUG_INS = {  # the tables that name a class, and the names that there are: of r
     "deficit": "regimes.data.deficits:REGISTRY",
 }
 INSTRUMENTS = "regimes.instruments:REGISTRY"
-KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # of a.b."c.d"
+KEYS = re.compile(r'"([^"]*)"|([^."]+)')  # each key of a path such as a.b."c.d": quoted, or bare
 # tables that are created when one of their fields is set
 OPTIONAL = (*PLUG_INS, "budget", "branch")
 
@@ -62,7 +64,7 @@ def override(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         ConfigError: a setting has no "=", an unknown key, a wrong type or a number outside its
             bounds; fields do not go together; or a plug-in cannot be made from its table.
     """
-    return _with_parts(config, read_pairs(settings))
+    return _change_and_check(config, read_pairs(settings))
 
 
 def read_pairs(settings: Iterable[str], option: str = "--set") -> list[tuple[str, Any]]:
@@ -94,7 +96,7 @@ def override_table(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: an unknown key, a wrong type.
     """
-    return _with(config, _flatten_leaves(changes))
+    return _change_fields(config, _flatten_leaves(changes))
 
 
 def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -106,13 +108,13 @@ def override_fields(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: an unknown key, a wrong type; a plug-in that cannot be made from its table.
     """
-    return _with_parts(config, list(values.items()))
+    return _change_and_check(config, list(values.items()))
 
 
-def _with_parts(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
-    """`_with`; a plug-in or an instrument that is changed is made once, as the run will make it, so
-    that a word that it does not know is refused where it is written."""
-    changed = _with(config, pairs)
+def _change_and_check(config: RunConfig, pairs: Sequence[tuple[str, Any]]) -> RunConfig:
+    """Change fields. Each plug-in or instrument that has changed is made once, as the run will make
+    it, so that a word that it does not know is refused where it is written."""
+    changed = _change_fields(config, pairs)
     for field in dict.fromkeys(split_path(path)[0] for path, _ in pairs):
         table = getattr(changed, field)
         if field in PLUG_INS and table is not None:
@@ -139,7 +141,8 @@ def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple
             yield path, None if value == "none" else value
 
 
-def _with(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
+def _change_fields(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
+    """Set each path of (path, value), and check the whole configuration."""
     plain = dataclasses.asdict(config)
     for path, value in pairs:
         _set_in_place(plain, path, copy.deepcopy(value))  # later pairs may change its tables

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SOON, AGAIN = 0.5, 0.25  # seconds before the first line, and between two
+SOON = 0.5  # seconds until a line appears: work that takes less needs none
+AGAIN = 0.25  # seconds between two lines
 
 
 def in_notebook() -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from regimes.base.console.notebook import Line, in_notebook
 
 T = TypeVar("T")
-SOON = 2.0  # seconds without a bar
+SOON = 2.0  # seconds until a bar appears: work that takes less needs none
 
 
 def track_progress(things: Sequence[T], doing: str) -> Iterator[T]:

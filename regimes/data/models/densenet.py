@@ -15,7 +15,7 @@ from torch.nn import functional
 from regimes.base.errors import require
 from regimes.data.models.classifier import Classifier, Images
 
-BLOCKS = (6, 12, 24, 16)
+BLOCKS = (6, 12, 24, 16)  # layers of each dense block, as in DenseNet-121
 BOTTLENECK = 4  # width of the 1x1 convolution, in multiples of the growth
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regimes.data.models.classifier import Classifier, Images, conv_unit
 
-STEM = 192
+STEM = 192  # channels before the first inception; the widths below are for so many
 INCEPTIONS = (  # per stage: 1x1, before 3x3, 3x3, before 5x5, 5x5, after the pool
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
     (

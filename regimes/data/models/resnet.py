@@ -24,11 +24,11 @@ from torch.nn import functional
 
 from regimes.data.models.classifier import Classifier, Features, Images, conv_unit, list_blocks
 
-REDUCTION = 16  # of the channels, inside SqueezeExcite
-WIDEN = 10
+REDUCTION = 16  # SqueezeExcite divides the channels by it (its paper's)
+WIDEN = 10  # times the channels of a plain ResNet, as in WRN-28-10
 # On processors with AVX2 and without AVX-512, oneDNN 3.12 (torch 2.13) computes wrong gradients of
 # the weights of a 1x1 convolution with a stride and fewer channels, in channels-last memory.
-FEWEST = 8
+FEWEST = 8  # channels from which on it computes them rightly
 WIDE_BLOCKS = 4  # per stage: (28 - 4) / 6
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from regimes.base.errors import require
 from regimes.data.models.classifier import Images, conv_unit
 
-VGG7 = ((1, 1), (2, 2), (4, 4))  # stages of convolutions, in multiples of the width
+# stages of convolutions: the channels of each, in multiples of the width
+VGG7 = ((1, 1), (2, 2), (4, 4))
 VGG19 = ((1, 1), (2, 2), (4, 4, 4, 4), (8, 8, 8, 8), (8, 8, 8, 8))
 
 

@@ -397,11 +397,11 @@ class Hook(AttachedJob):
             name == "norms" or getattr(gauge, "saves_within_unit", False) for name, gauge in gauges
         )
 
-    def _save_state(self, whole: bool = False) -> State:
+    def _save_state(self, all_units: bool = False) -> State:
         """See ``state_dict``.
 
         Args:
-            whole: save the rows of all units, including those already written to the record.
+            all_units: save the rows of all units, including those already written to the record.
         """
         steps, counted = self.steps, self.schedule.steps
         if steps.in_unit and not self._saves_within_unit:
@@ -425,7 +425,7 @@ class Hook(AttachedJob):
             "lr": self.schedule.lr,
             "seconds": {} if self.recorder is None else dict(steps.clock.seconds),
             "branched": self.branched,  # units of the trunk
-            **self._job_state(whole),
+            **self._job_state(all_units),
             **steps.state_dict(),
         }
         table, own = {"memory": memories, "level": self.levels}, self._own_state()
@@ -458,7 +458,7 @@ class Hook(AttachedJob):
         self.steps.commit_step()
         before = None
         with suppress(ConfigError):
-            before = self._fit(self._save_state(whole=True), False).state
+            before = self._fit(self._save_state(all_units=True), False).state
         try:
             with damage_as_error():
                 self._restore_state(fitted.state)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 
 from regimes.base.capabilities import ON_NODES, Mode, check, find_missing
-from regimes.base.errors import ConfigError, is_whole, require
+from regimes.base.errors import ConfigError, is_integer, require
 from regimes.collectives.group import nodes_between, nodes_by_name
 from regimes.collectives.launcher import node_name, on_one_node
 from regimes.collectives.sharded_models import mesh_fault
@@ -60,7 +60,7 @@ def choose_nodes(
         )
     check(chosen.needed_parts(), [*modes, ON_NODES])
     if isinstance(given, int):
-        require(is_whole(given, 2), "nodes", given, _EXPECTED)
+        require(is_integer(given, 2), "nodes", given, _EXPECTED)
         size, rest = divmod(len(ranks), given)
         require(rest == 0, "nodes", given, f"a number that divides the {len(ranks)} processes")
         nodes = [[*ranks[i : i + size]] for i in range(0, len(ranks), size)]

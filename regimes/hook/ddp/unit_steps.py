@@ -1,4 +1,5 @@
-"""What a hook asks of the steps of its model: counts, levels, and how the last step is undone."""
+"""The steps of a hook's model: how many, at which levels, who sees them, and how the last one is
+undone if the script throws it away."""
 
 from __future__ import annotations
 
@@ -19,11 +20,14 @@ from regimes.hook.ddp.loss_scale import LossScale
 from regimes.instruments.gradient_norm import NormsGauge
 from regimes.job.clock import Clock
 
-_MOST_HELD = 4  # steps that no gauge has seen: several may be exchanged for each of the optimiser
+# exchanged steps that wait for an optimiser's, which shows the scale of the loss, before gauges see
+# them; several are exchanged for one of the optimiser where a script accumulates
+_MOST_HELD = 4
 
 
 class UnitSteps:
-    """Counts the backward passes of one model.
+    """Follows the steps of one model, each a backward pass whose gradients are exchanged: counts
+    them, shows them to gauges, and undoes the last one where no optimiser step has followed.
 
     Attributes:
         reducer: the compressors, and the layers' memories.
@@ -161,11 +165,12 @@ class UnitSteps:
             first_layer: a layer that has its next gradient already.
         """
         self.reducer.drop_step()
-        before, applied = self.reducer.before, self.applied
+        before, applied = self.reducer.before, self.applied  # ``before``: by layer, to be undone
         if self._last is None or before is None:
             return
-        cleared = applied.find_cleared(before.keys() - applied.stepped, first_layer)
-        if thrown_away := cleared & applied.known:
+        not_stepped = before.keys() - applied.stepped
+        cleared = applied.find_cleared(not_stepped, first_layer)
+        if thrown_away := cleared & applied.known:  # the optimiser of these layers has not stepped
             self.undo_step(thrown_away)
         elif cleared and not (applied.stepped or applied.elsewhere) and self.may_warn:
             # no optimiser is known to step these layers, so one may have without a trace: only warn

@@ -9,7 +9,7 @@ from typing import Any
 from regimes import compression
 from regimes.base.config import DENSE, is_by_name
 from regimes.base.config.convert import from_dict
-from regimes.base.errors import ConfigError, is_whole, require, suggest_nearest, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.compression import Compressor
 from regimes.compression.scatter import QuantisedScatter, WeightGather, WithinReplicas
 from regimes.job.choices import plain_number
@@ -121,7 +121,7 @@ def choose_gather(table: Mapping[str, Any] | None) -> WeightGather:
     level, block = given.get("level", DENSE), given.get("block", 64)
     good = level in (DENSE, 4, 8) and not isinstance(level, bool)
     require(good, "gather.level", level, '4 or 8 (bits), or "dense"')
-    require(is_whole(block, 1), "gather.block", block, "a whole number from 1")
+    require(is_integer(block, 1), "gather.block", block, "a whole number from 1")
     return WeightGather(plain_number(level), block)
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from regimes import compression, policies
 from regimes.base.capabilities import Part
 from regimes.base.config import DENSE, OuterConfig, from_dict
-from regimes.base.errors import ConfigError, is_whole, require, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, unexpected_value
 from regimes.collectives.group import on_group
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
@@ -31,7 +31,7 @@ from regimes.records import Header
 from regimes.training.plug_ins import check_periods, outer_parts
 
 _CALL = "local_steps()"
-_PERIODS = {"low": 1, "high": 32}
+_PERIODS = {"low": 1, "high": 32}  # steps between synchronisations, where none are given
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def choose_local(
 ) -> LocalChoice:
     """Check the arguments of ``local_steps`` and make the choice of them. Raise ConfigError unless
     they go together."""
-    require(is_whole(every, 1), "every", every, "a number of steps from 1 up")
+    require(is_integer(every, 1), "every", every, "a number of steps from 1 up")
     words = _PERIODS if periods is None else periods
     good = isinstance(words, Mapping) and all(
-        isinstance(name, str) and is_whole(steps, 1) and steps <= LONGEST
+        isinstance(name, str) and is_integer(steps, 1) and steps <= LONGEST
         for name, steps in words.items()
     )
     require(good, "periods", words, 'numbers of steps by name, like {"low": 1, "high": 32}')

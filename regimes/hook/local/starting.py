@@ -110,7 +110,7 @@ def local_steps(
     found = {
         capabilities.LOCAL_STEPS: True,
         capabilities.SHARDED_MODEL: replicas is not None,
-        capabilities.STREAMING: chosen.outer.streams,
+        capabilities.STREAMING: chosen.outer.leaves_apart,
     }
     capabilities.check(chosen.needed_parts(), [mode for mode, applies in found.items() if applies])
     trained = check_trained(model, optimizer, replicas)

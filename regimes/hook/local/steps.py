@@ -43,7 +43,7 @@ from regimes.job.state import (
 )
 from regimes.job.unit_ends import UnitSchedule, join_optimizers
 from regimes.job.weights import AttachedWeights
-from regimes.policies.controller import WholeController
+from regimes.policies.controller import ModelController
 from regimes.records import Row
 from regimes.training.gradients import new_stack
 from regimes.training.local_rounds import Rounds
@@ -114,7 +114,7 @@ class LocalSteps(AttachedJob):
         )
         self.clock = Clock(world.device)
         self._prepare_record(options, local_header(options, self, chosen, model, seed))
-        self.sync_controller = WholeController(chosen.rule, "update", "sync")
+        self.sync_controller = ModelController(chosen.rule, "update", "sync")
         self.periods = chosen.periods
         self.controller = self.make_controller(exchange.policy, "update")
         self._decide_next()
@@ -225,7 +225,7 @@ class LocalSteps(AttachedJob):
                 )
         over = self.total - self.ended + self.next_period > self.chosen.every
         outer = self.chosen.outer
-        if self.compares_weights and over and not (outer.streams or outer.mixing):
+        if self.compares_weights and over and not (outer.leaves_apart or outer.mixing):
             # the last synchronisation of the unit, which leaves all processes with the same weights
             self._seen_weights = self.weights.read(f"unit {len(self.rows)}", may_move=True)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from regimes.base.config import DENSE, RunConfig, override, override_fields
 from regimes.base.errors import ConfigError, require, suggest_nearest
@@ -23,6 +23,19 @@ from regimes.search.harms.evidence import DELETION
 Spans = Sequence[tuple[int, int]]
 Field = Literal["policy", "batch_policy", "sync_policy"]
 WORDS = ("no-feedback", "period=8", "batch=4", "precision", DELETION)
+
+
+class PolicyLevels(NamedTuple):
+    """Says how a policy makes the change of a pulse in several spans of one run.
+
+    Attributes:
+        field: of the policy, in a configuration.
+        inside, outside: its levels within and outside of the spans.
+    """
+
+    field: Field
+    inside: str
+    outside: str
 
 
 @dataclass(frozen=True)
@@ -35,8 +48,8 @@ class PulseKind:
         changes: fields by dotted path, during a pulse.
         setup: the changes that a policy needs in the whole run, such as ``sync_levels``.
         skip: its units are left out.
-        within: for several spans in one run, the field of the policy that makes the change, and
-            its levels within and outside of the spans; None: no policy can, a run has one span.
+        by_policy: how a policy makes the change, in several spans of one run; None: no policy can,
+            and a run has one span.
         group: patterns of the names of layers that it is in; None: all.
     """
 
@@ -45,26 +58,25 @@ class PulseKind:
     changes: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
     skip: bool = False
-    within: tuple[Field, str, str] | None = None
+    by_policy: PolicyLevels | None = None
     group: str | None = None
 
     def schedule(self, spans: Spans) -> dict[str, Any]:
         """Return the table of the policy with this change in spans of units."""
-        assert self.within is not None
-        _, inside, outside = self.within
+        assert self.by_policy is not None
         windows = {
             "name": "windows",
             "windows": [list(span) for span in spans],
-            "inside": inside,
-            "outside": outside,
+            "inside": self.by_policy.inside,
+            "outside": self.by_policy.outside,
         }
         return self.in_group(windows)
 
     def in_group(self, policy: dict[str, Any]) -> dict[str, Any]:
         """Restrict a policy to the layers of the group; the others have the trunk's level."""
-        if self.group is None or self.within is None:
+        if self.group is None or self.by_policy is None:
             return policy
-        otherwise = {"name": "static", "level": self.within[2]}
+        otherwise = {"name": "static", "level": self.by_policy.outside}
         return {"name": "by-layer", "groups": {self.group: policy}, "otherwise": otherwise}
 
 
@@ -117,7 +129,7 @@ def kinds_of_job(words: Sequence[str]) -> dict[str, PulseKind]:
     Raises:
         ConfigError: no word, or one twice.
     """
-    kinds = [PulseKind(word, word, within=("policy", word, "low")) for word in words]
+    kinds = [PulseKind(word, word, by_policy=PolicyLevels("policy", word, "low")) for word in words]
     return _by_name(kinds, words, "a word that the function knows")
 
 
@@ -135,18 +147,17 @@ def _make_level_kind(level: str, group: str | None, trunk: RunConfig) -> PulseKi
     require(level != own, "pulse", level, f"another level than the trunk's, {own}")
     form, value = level_text(trunk.compressor["name"]), trunk.levels.get(level)
     text = form.format(value) if form and value not in (None, DENSE) else level
+    by_policy = PolicyLevels("policy", level, own)
     if group is None:
         changes: dict[str, Any] = {"policy": {"name": "static", "level": level}}
-        return PulseKind(level, text, changes, within=("policy", level, own))
+        return PulseKind(level, text, changes, by_policy=by_policy)
     rule = {
         "name": "by-layer",
         "groups": {group: {"name": "static", "level": level}},
         "otherwise": {"name": "static", "level": own},
     }
     name = f"{level} in {group.replace('/', ' ')}"
-    return PulseKind(
-        name, f"{text} in {group}", {"policy": rule}, within=("policy", level, own), group=group
-    )
+    return PulseKind(name, f"{text} in {group}", {"policy": rule}, by_policy=by_policy, group=group)
 
 
 def _make_word_kind(word: str, trunk: RunConfig) -> PulseKind:
@@ -169,8 +180,8 @@ def _make_word_kind(word: str, trunk: RunConfig) -> PulseKind:
             name, text = f"batch {int(value)}", f"batches {int(value)} times as large"
         setup = {f"{what}_levels": levels}
         changes = {**setup, f"{what}_policy": {"name": "static", "level": "high"}}
-        within = cast(Field, f"{what}_policy"), "high", "low"
-        return PulseKind(name, text, changes, setup, within=within)
+        by_policy = PolicyLevels(cast(Field, f"{what}_policy"), "high", "low")
+        return PulseKind(name, text, changes, setup, by_policy=by_policy)
     if not equals:
         known = [*trunk.levels, DENSE, *WORDS]
         raise ConfigError(f"pulse {word!r}: {suggest_nearest(word, known)} or FIELD=VALUE.")
@@ -186,9 +197,8 @@ def apply_pulse(config: RunConfig, kind: PulseKind, spans: Spans) -> RunConfig:
         ConfigError: a field that does not exist.
     """
     if len(spans) > 1:
-        assert kind.within is not None
-        policy_field, *_ = kind.within
-        return override_fields(config, {**kind.setup, policy_field: kind.schedule(spans)})
+        assert kind.by_policy is not None
+        return override_fields(config, {**kind.setup, kind.by_policy.field: kind.schedule(spans)})
     changes = dict(kind.changes)
     if "" in changes:  # a setting as it was written
         return override(config, [changes[""]])

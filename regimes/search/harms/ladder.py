@@ -1,8 +1,9 @@
-"""The rate ladder that sends about as many bytes as the pulse in the safe phases, as a grid for
-``regimes ablate``. No torch.
+"""A schedule that measures nothing and saves about as many bytes as the pulse in the safe phase, as
+a grid for ``regimes ablate``. No torch.
 
-It has the pulse's level in about as many steps, those with the lowest learning rates
-(`regimes.policies.RateLadder`, which measures nothing).
+A *rate ladder* (`regimes.policies.RateLadder`) has one level where the learning rate is below a
+share of the highest, and another one above. The one written here has the pulse's level in about as
+many steps as the safe phase has, those with the lowest rates.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from regimes.search.harms.kinds import PulseKind
     from regimes.search.harms.result import Harm
 
-SEEDS = 3  # of the grid
-NAME = "rate ladder"
+SEEDS = 3  # of the grid: the fewest that give an interval
+NAME = "rate ladder"  # of the schedule in it
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ def ladders_of(answer: Harm, trunk: Record) -> dict[str, Ladder]:
     for arm in answer.known.rules.arms:
         best, kind = answer.known.best(arm), answer.kinds[arm]
         saved = answer.saved.get(best, 0.0) if best else 0.0
-        if best is not None and kind.within is not None and saved > 0:
-            ladder = _ladder_of(kind, trunk, best.spans, saved)
+        if best is not None and kind.by_policy is not None and saved > 0:
+            ladder = _fit_ladder(kind, trunk, best.spans, saved)
             made |= {} if ladder is None else {arm: ladder}
     return made
 
 
-def _ladder_of(
+def _fit_ladder(
     kind: PulseKind, trunk: Record, spans: Sequence[tuple[int, int]], saved: float
 ) -> Ladder | None:
     """The ladder with about as many steps as these spans.
@@ -59,21 +60,23 @@ def _ladder_of(
     Args:
         saved: the share of the trunk's bytes that the pulse's level in the spans does not send.
     """
-    assert kind.within is not None
-    _, inside, outside = kind.within
+    assert kind.by_policy is not None
+    _, inside, outside = kind.by_policy
     steps = sum(row["steps"] for first, stop in spans for row in trunk.rows[first:stop])
-    if (ladder := _ladder(trunk, inside, outside, steps)) is None:
+    if (table := _nearest_table(trunk, inside, outside, steps)) is None:
         return None
-    return Ladder(kind.in_group(ladder), 1 - saved * _steps_at(ladder, inside, trunk) / steps)
+    # the ladder saves as much per step, in its own number of steps
+    return Ladder(kind.in_group(table), 1 - saved * _steps_at(table, inside, trunk) / steps)
 
 
-def _ladder(trunk: Record, inside: str, outside: str, steps: int) -> dict[str, Any] | None:
-    """The ladder of two levels with the higher compression in about so many steps; None where no
-    share of the rate divides the run."""
+def _nearest_table(trunk: Record, inside: str, outside: str, steps: int) -> dict[str, Any] | None:
+    """The table of the ladder with the level ``inside`` in about so many steps, and ``outside`` in
+    the others; None where no share of the rate divides the run."""
     rates = [float(row["lr"]) for row in trunk.rows]
     following = [float(row["next_lr"]) for row in trunk.rows]
     highest = max(rates)
     shares = sorted({rate / highest for rate in (*rates, *following) if rate < highest})
+    # one ladder for each two neighbouring rates of the run: its share lies between them
     cuts = [(a + b) / 2 for a, b in itertools.pairwise([*shares, 1.0]) if a < b]
     tables = [
         {"name": "rate-ladder", "levels": [inside, outside], "shares": [float(f"{cut:.4g}")]}
@@ -118,9 +121,9 @@ def grid_toml(answer: Harm, trunk: RunConfig, used: int) -> str:
     schedules: dict[str, Any] = {"trunk": {}}
     for arm, ladder in answer.ladders.items():
         kind = answer.kinds[arm]
-        assert kind.within is not None
+        assert kind.by_policy is not None
         label = NAME if len(answer.ladders) == 1 else f"{NAME}, {arm}"
-        schedules[label] = {**kind.setup, kind.within[0]: ladder.policy}
+        schedules[label] = {**kind.setup, kind.by_policy.field: ladder.policy}
     seeds = [trunk.seed + used + i for i in range(SEEDS)]
     lines = [f"# {line}" for line in answer.sentences()]
     for arm, ladder in answer.ladders.items():

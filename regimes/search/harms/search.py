@@ -29,7 +29,7 @@ from regimes.search.rounds import (
     BudgetLeft,
     Search,
     SearchLog,
-    as_whole,
+    as_integer,
     expect,
     refuse_damage,
 )
@@ -132,8 +132,10 @@ class HarmSearch(Search[PulseRun]):
     # -- the search --------------------------------------------------------------------------
 
     def decode(self, names: Sequence[str], facts: Mapping[str, Any]) -> list[PulseRun]:
-        as_whole(facts.get("parts", 2), 1)  # `_parts_of` reads it when its line is not known
-        return [PulseRun(_pulse_of(pulse), as_whole(seed)) for pulse, seed in facts.get("runs", [])]
+        as_integer(facts.get("parts", 2), 1)  # `_parts_of` reads it when its line is not known
+        return [
+            PulseRun(_pulse_of(pulse), as_integer(seed)) for pulse, seed in facts.get("runs", [])
+        ]
 
     def load_log(self) -> SearchLog[PulseRun]:
         found, trunks = super().load_log(), set[int]()
@@ -166,7 +168,7 @@ class HarmSearch(Search[PulseRun]):
             RecordError: they have pulses of another search.
         """
         facts = self.facts_of(log)
-        several = tuple(name for name, kind in self.kinds.items() if kind.within)
+        several = tuple(name for name, kind in self.kinds.items() if kind.by_policy)
         margin = self.given or facts.margin
         if self.given is None and facts.shown.name != "accuracy":
             ends = [self.end_of(run, log) for run in log.ended if run.pulse is None]
@@ -217,7 +219,7 @@ def _pulse_of(plain: Any) -> Pulse | None:
     if plain is None:
         return None
     arm, spans = plain
-    units = tuple((as_whole(first), as_whole(stop)) for first, stop in spans)
+    units = tuple((as_integer(first), as_integer(stop)) for first, stop in spans)
     ends = [end for span in units for end in span]
     expect(isinstance(arm, str) and bool(ends) and ends == sorted({*ends}))
     return Pulse(arm, units)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtrit
 
-SPREAD, RUNS = 0.1, 2.0  # of the logarithm of a seed's clock, and as many runs as that counts for
+SPREAD = 0.1  # standard deviation of the logarithm of a seed's clock, before any was measured
+RUNS = 2.0  # for so many measured runs this spread counts
 DRIFT, STILL = 0.35, 0.02  # change of that logarithm with each doubling: DRIFT (1 - k) + STILL
 REACH = 2.0  # times dense's longest training, on its last line: noise may take a clock above 1
 

@@ -22,9 +22,11 @@ from regimes.search.plans.priced import Price
 FEWEST = 16  # steps of a short run
 QUARTER = 4  # the first runs have this part of the others' expected length
 FARTHEST = 4.0  # doublings of the configuration's learning rate
-SEEDS, ENOUGH = 5, 3  # that a method has at most, and before it is trained longer
+SEEDS = 5  # that a method has at most
+ENOUGH = 3  # seeds that it has before it is trained longer
 EXPECTED = 2.5  # runs that a method is expected to need at a length, with the first seed
-MORE, LIKELY = 2, 3  # further seeds for which time is kept, of so many methods
+MORE = 2  # further seeds for which time is kept
+LIKELY = 3  # methods for which it is kept
 
 
 @dataclass(frozen=True)

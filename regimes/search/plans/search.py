@@ -266,12 +266,12 @@ def decode_probes(names: Sequence[str], facts: Mapping[str, Any]) -> list[Probe]
     if "probes" not in facts:  # another search's, which is refused by name
         return cast("list[Probe]", names)
     probes = [
-        Probe(m, rounds.as_whole(n, 1), rounds.as_number(rate), rounds.as_whole(seed, -(2**63)))
+        Probe(m, rounds.as_integer(n, 1), rounds.as_number(rate), rounds.as_integer(seed, -(2**63)))
         for m, n, rate, seed in facts["probes"]
     ]
     rounds.expect([*map(name_probe, probes)] == [*names])
     for name in facts.keys() & {"first", "length"}:
-        rounds.as_whole(facts[name], 1)
+        rounds.as_integer(facts[name], 1)
     if "prices" in facts:
         read_prices(facts)
     return probes

@@ -10,7 +10,7 @@ from drawn import misplaced
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 from regimes.search.harms.evidence import HarmEvidence, Pulse, PulseRun, Rules
-from regimes.search.harms.kinds import PulseKind
+from regimes.search.harms.kinds import PolicyLevels, PulseKind
 from regimes.search.harms.result import Harm
 
 RATES = [1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1]
@@ -27,7 +27,7 @@ def found() -> Harm:
         rate = sum(RATES[first:stop]) / (stop - first)
         for seed in range(3):
             harms[pulse, seed] = (stop - first) * 0.3 * (1 + 0.1 * (seed - 1)) * rate**2
-    kinds = {"high": PulseKind("high", "rank 1", within=("policy", "high", "low"))}
+    kinds = {"high": PulseKind("high", "rank 1", by_policy=PolicyLevels("policy", "high", "low"))}
     known, shown = HarmEvidence(rules, harms), find_metric("loss")
     return Harm(known, kinds, shown, "epoch", rates=RATES, minutes=0.5)
 

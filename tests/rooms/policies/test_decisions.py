@@ -27,7 +27,7 @@ from regimes.policies import (
     controller,
     make_policy,
 )
-from regimes.policies.controller import Controller, WholeController
+from regimes.policies.controller import Controller, ModelController
 from regimes.policies.detected import FollowsDetector, signal_values
 from regimes.policies.detectors import (
     NormChange,
@@ -327,7 +327,7 @@ def test_so_does_that_of_the_whole_model(rows: list[Row], table: Literal["batch"
     for rule in rules():
         if isinstance(rule, ByLayer) or any(need.startswith("error") for need in rule.needs):
             continue
-        controller = WholeController(rule, "update", table)
+        controller = ModelController(rule, "update", table)
         for count in range(len(rows) + 1):
             past = list(whole_history(rows[:count], "update", table))
             expected = rule.decide(past, [table])[0]
@@ -422,7 +422,7 @@ def test_another_list_of_rows_is_another_history() -> None:
 def test_the_last_row_may_be_completed_later() -> None:
     """A unit's loss is logged after its end, when the next period has been decided already."""
     rule = make_policy({"name": "adacomm", "base": 16})
-    controller, rows = WholeController(rule, "update", "sync"), filled(3)
+    controller, rows = ModelController(rule, "update", "sync"), filled(3)
     rows[-1]["train_loss"] = None
     assert controller.decide(rows).level == "low"  # kept: that of the row, which names none
     rows[-1]["train_loss"] = 0.5
@@ -493,7 +493,7 @@ def test_a_decision_costs_the_same_after_each_unit(rule: Policy) -> None:
 
 @pytest.mark.parametrize("table", ["batch", "sync"])
 def test_so_does_one_of_the_whole_model(table: Literal["batch", "sync"]) -> None:
-    controller, rows = WholeController(Mine(), "update", table), filled(121)
+    controller, rows = ModelController(Mine(), "update", table), filled(121)
     _, early, _, late = (
         instructions(lambda count=count: controller.decide(rows[:count]))
         for count in (30, 31, 120, 121)

@@ -156,7 +156,8 @@ def test_statistics_are_those_of_the_trainer(tmp_path: Path) -> None:
     policies = ("policy=adaqs", ladder), ("policy=error-ladder", ladder)
     signals = [(f"signal={name}",) for name in ("update", "global", "local-mean", "worker0")]
     configs = {
-        words: smoke("device=cpu", "workers=2", *words, epochs=2) for words in (*signals, *policies)
+        words: smoke("device=cpu", "workers=2", "data.train_size=60", *words, epochs=2)
+        for words in (*signals, *policies)
     }
     answers = group.run_in_turn(2, *((jobs.smoke, config) for config in configs.values()))
     known = set()
@@ -241,9 +242,7 @@ SKIPPING = [
     Case(ddp=SMALL, compressor="acp-sgd"),  # which side is next is part of the state
     Case(ddp=SMALL, compressor=jobs.Counting()),
 ]
-POISONED = [
-    (poison, True, told, False) for poison in (math.inf, math.nan) for told in (True, False)
-]
+POISONED = [(math.inf, True, True, False), (math.nan, True, False, False)]
 
 
 def test_a_skipped_step_leaves_no_trace() -> None:

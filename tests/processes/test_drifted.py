@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,63 +20,53 @@ ERRORS = {  # what a script does to the model -> what is said, of hooks
 }
 
 
-def run(kind: str, what: str, **more: Any) -> list[tuple[str, float, int]]:
-    return group.run(_job, 2, kind, what, more)
+UNDISTURBED = [(kind, what) for kind in KINDS for what in ("nothing", "rebound")]
+APART = [(kind, what) for kind in ("DDP", "replicas") for what in ERRORS]
 
 
-def _job(rank: int, kind: str, what: str, more: dict[str, Any]) -> tuple[str, float, int]:
-    return drifted.job(rank, kind, what, **more)
+def run(*jobs: tuple[str, str]) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    """Each with what its processes end with."""
+    return zip(jobs, group.run_in_turn(2, *((drifted.job, *job) for job in jobs)), strict=True)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_replicas_that_nothing_disturbs_are_equal(kind: str) -> None:
-    for said, spread, units in run(kind, "nothing"):
-        assert (said, spread, units) == ("", 0.0, drifted.STEPS // drifted.UNIT)
+def test_replicas_that_nothing_disturbs_are_equal() -> None:
+    """Nor a parameter with other memory, ``p.data = ...``, as in a hand-written SAM."""
+    for job, found in run(*UNDISTURBED):
+        assert found == [("", 0.0, drifted.STEPS // drifted.UNIT)] * 2, job
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_parameter_with_other_memory_is_exchanged_as_before(kind: str) -> None:
-    """``p.data = ...``, as in a hand-written SAM."""
-    for said, spread, units in run(kind, "rebound"):
-        assert (said, spread, units) == ("", 0.0, drifted.STEPS // drifted.UNIT)
-
-
-@pytest.mark.parametrize("what", ERRORS)
-@pytest.mark.parametrize("kind", ["DDP", "replicas"])
-def test_weights_that_drift_apart_are_named_on_all_processes(kind: str, what: str) -> None:
-    found = run(kind, what)
-    if (kind, what) == ("replicas", "assign"):  # torch's HSDP follows them, and so does the hook
-        assert [x[:2] for x in found] == [("", 0.0)] * 2
-        return
-    for said, spread, _ in found:
-        assert re.search(ERRORS[what], said), said
-        assert spread > 0
-    assert found[0][0] == found[1][0]
+def test_weights_that_drift_apart_are_named_on_all_processes() -> None:
+    for (kind, what), found in run(*APART):
+        if (kind, what) == ("replicas", "assign"):  # torch's HSDP follows them, as does the hook
+            assert [x[:2] for x in found] == [("", 0.0)] * 2
+            continue
+        for said, spread, _ in found:
+            assert re.search(ERRORS[what], said), (kind, said)
+            assert spread > 0, (kind, what)
+        assert found[0][0] == found[1][0]
 
 
 def test_local_steps_go_on_with_the_objects_that_the_model_has() -> None:
-    for said, spread, _ in run("local", "assign"):
-        assert (said, spread) == ("", 0.0)
-    for said, _, _ in run("local", "unfrozen"):
+    (_, assigned), (_, unfrozen) = run(("local", "assign"), ("local", "unfrozen"))
+    assert [x[:2] for x in assigned] == [("", 0.0)] * 2
+    for said, _, _ in unfrozen:
         assert "is trained, and was not when this job was attached" in said
 
 
 def test_one_word_turns_the_comparison_off() -> None:
-    for said, spread, _ in run("DDP", "written", compare_weights=False):
+    for said, spread, _ in group.run(drifted.job, 2, "DDP", "written", False):
         assert said == ""
         assert spread > 0
 
 
-@pytest.mark.parametrize(
-    "scatter", [{"level": 8}, {"level": 4, "stochastic": False, "error_feedback": True}], ids=str
-)
-def test_steps_within_backward_are_steps_after_it(scatter: dict[str, Any]) -> None:
-    inside, after = (
-        group.run(drifted.stepped_inside, 2, inside, scatter) for inside in (True, False)
-    )
-    for (mine, units), (theirs, as_many) in zip(inside, after, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-        assert units == as_many == 2
+def test_steps_within_backward_are_steps_after_it() -> None:
+    tables = {"level": 8}, {"level": 4, "stochastic": False, "error_feedback": True}
+    ways = [(drifted.stepped_inside, inside, x) for x in tables for inside in (True, False)]
+    found = group.run_in_turn(2, *ways)
+    for inside, after in zip(found[::2], found[1::2], strict=True):
+        for (mine, units), (theirs, as_many) in zip(inside, after, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+            assert units == as_many == 2
 
 
 def drawn(seeds: range) -> list[tuple[str, tuple[str, ...]]]:
@@ -108,20 +99,20 @@ def test_more_of_what_a_script_may_do(first: int) -> None:
     check_equal_or_named(drawn(range(first, first + 45)))
 
 
-@pytest.mark.parametrize("way", ["replicas", "both", "shards"])
-@pytest.mark.parametrize("error_feedback", [False, True])
-def test_parameters_in_the_places_of_others_are_exchanged_like_them(
-    way: str, error_feedback: bool
-) -> None:
+def test_parameters_in_the_places_of_others_are_exchanged_like_them() -> None:
     """Oracle: the same job, in which the same values were loaded into the parameters."""
-    if way != "shards":
-        chosen = {"compressor": "powersgd" if error_feedback else "quantised-all-reduce"}
-    else:
-        feedback = {"error_feedback": error_feedback, "stochastic": not error_feedback}
-        chosen = {"scatter": {"level": 4, **feedback}}
-    moved, loaded = (
-        group.run(drifted.reloaded, 2, way, chosen, assign) for assign in (True, False)
-    )
-    for (mine, units), (theirs, as_many) in zip(moved, loaded, strict=True):
-        assert torch.equal(mine, theirs)
-        assert units == as_many
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (way, {"compressor": name})
+        for way in ("replicas", "both")
+        for name in ("powersgd", "quantised-all-reduce")
+    ]
+    ways += [
+        ("shards", {"scatter": {"level": 4, "error_feedback": owes, "stochastic": not owes}})
+        for owes in (False, True)
+    ]
+    jobs = [(drifted.reloaded, *way, assign) for way in ways for assign in (True, False)]
+    found = group.run_in_turn(2, *jobs)
+    for way, moved, loaded in zip(ways, found[::2], found[1::2], strict=True):
+        for (mine, units), (theirs, as_many) in zip(moved, loaded, strict=True):
+            assert torch.equal(mine, theirs), way
+            assert units == as_many, way

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,28 @@ def compare(case: Case, count: int, shards: int, results: list[dict[str, Any]]) 
                 assert torch.allclose(owed[0], residual[replica, rows.here], rtol=0, atol=atol)
 
 
+MEASURED = [Case(measured=True), Case("topk", TOPK, measured=True)]
+HALVES = [Case(half="parameters"), Case(half="reduce")]
+
+
+@cache
+def of_two_shards() -> list[list[dict[str, Any]]]:
+    """What each of four processes has of all of these, which would pay for new processes."""
+    cases = [*MEASURED, *HALVES, *WAYS, INSIDE[0]]
+    return group.run(hsdp.trained, 4, 2, 2, cases)
+
+
+def test_each_way_to_meet_shards_equals_its_simulation() -> None:
+    for i, case in enumerate([*WAYS, INSIDE[0]], start=len(MEASURED + HALVES)):
+        compare(case, 2, 2, [results[i] for results in of_two_shards()])
+
+
 LONG = [pytest.mark.slow, pytest.mark.timeout(900)]  # eight processes
 
 
 @pytest.mark.parametrize(
     ("count", "shards", "cases"),
     [
-        pytest.param(2, 2, [*WAYS, INSIDE[0]], id="2-2"),
         pytest.param(2, 2, OTHERS, marks=pytest.mark.slow, id="2-2-others"),
         pytest.param(
             2, 2, [*POLICIES, COMPILED, *INSIDE[1:]], marks=pytest.mark.slow, id="2-2-policies"
@@ -171,9 +187,9 @@ def test_powersgd_does_not_depend_on_the_number_of_shards() -> None:
     compare(case, 1, 4, [three])
 
 
-@pytest.mark.parametrize("case", [Case(), Case("topk", TOPK)], ids=["powersgd", "topk"])
-def test_replicas_of_one_process_are_the_ddp_hook_bit_for_bit(case: Case) -> None:
-    for ours, theirs in group.run(hsdp.beside_ddp, 2, case):
+def test_replicas_of_one_process_are_the_ddp_hook_bit_for_bit() -> None:
+    ways = [(hsdp.beside_ddp, case) for case in (Case(), Case("topk", TOPK))]
+    for ours, theirs in itertools.chain(*group.run_in_turn(2, *ways)):
         assert ours["levels"] == theirs["levels"]
         for name, tensor in theirs["weights"].items():
             assert torch.equal(ours["weights"][name], tensor), name
@@ -188,9 +204,8 @@ def test_without_compression_replicas_equal_torchs_hsdp_and_ddp() -> None:
 
 def test_half_precision_keeps_residuals_in_float32() -> None:
     """The bound is of bfloat16, which has eight bits, over six steps at a rate of 0.05."""
-    halves = [Case(half="parameters"), Case(half="reduce")]
     oracle = hsdp.simulated(2, 2, Case())
-    for mine in itertools.chain(*group.run(hsdp.trained, 4, 2, 2, halves)):
+    for mine in itertools.chain(*(results[2:4] for results in of_two_shards())):
         kept = [residual for residual in mine["residuals"] if residual is not None]
         assert {residual.dtype for residual in kept} == {torch.float32}
         for name, tensor in oracle["weights"].items():
@@ -304,9 +319,8 @@ def test_a_sharded_job_is_branched_at_a_unit(tmp_path: Path) -> None:
 def test_what_is_measured_of_shards_is_that_of_whole_layers() -> None:
     """Of replicas of two processes and of one each. TopK selects of each shard by itself, so that
     its error is another one."""
-    cases = [Case(measured=True), Case("topk", TOPK, measured=True)]
-    several = group.run(hsdp.trained, 4, 2, 2, cases)
-    one = group.run(hsdp.trained, 2, 2, 1, cases)[0]
+    several = [results[:2] for results in of_two_shards()]
+    one = group.run(hsdp.trained, 2, 2, 1, MEASURED[:1])[0]
     for powersgd, topk in several:
         for row, theirs in zip(powersgd["rows"], one[0]["rows"], strict=True):
             assert row["statistics"].keys() == theirs["statistics"].keys()

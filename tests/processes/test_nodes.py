@@ -3,6 +3,7 @@ with a worker for each node; without compression it is that of DDP."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from regimes.job.summary import job_summary
 from regimes.plotting.text import describe_run
 from regimes.records import read_lines
 
-ROWS = "run/epochs.jsonl"
 TOPK = (("low", 40), ("high", 5))
 CASES = [
     Case(side=True, clip=0.5),  # joins the rows of a node
@@ -62,63 +62,71 @@ def test_at_dense_the_weights_are_those_of_ddp() -> None:
             assert close(ours[name], tensor), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("compressor", "level"), [("dense", "dense"), ("powersgd", 64)])
-def test_layers_of_any_shape_and_type_are_divided_and_joined(
-    dtype: torch.dtype, compressor: str, level: Any
-) -> None:
-    close_to = {"rtol": 1e-12 if dtype == torch.float64 else 2e-2, "atol": 1e-2}
-    if dtype == torch.float64:
-        close_to["atol"] = 1e-12
-    for pairs in group.run(nodes.odd, 4, 2, dtype, compressor, level):
-        for ours, theirs in pairs:
-            assert torch.allclose(ours.double(), theirs.double(), **close_to)
+def test_layers_of_any_shape_and_type_are_divided_and_joined() -> None:
+    kinds = {torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+    pressed = (("dense", "dense"), ("powersgd", 64))
+    ways = [(nodes.odd, 2, dtype, *named) for dtype in kinds for named in pressed]
+    for way, answers in zip(ways, group.run_in_turn(4, *ways), strict=True):
+        limit = kinds[way[2]]
+        for ours, theirs in itertools.chain(*answers):
+            close_to = {"rtol": limit, "atol": min(limit, 1e-2)}
+            assert torch.allclose(ours.double(), theirs.double(), **close_to), way
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("case", [Case(), Case("topk", TOPK), Case("acp-sgd")], ids=str)
-def test_a_job_that_was_killed_ends_in_the_same_bits(
-    tmp_path: Path, case: Case, whole: bool
-) -> None:
-    parts = group.run(nodes.resumed, 4, 2, 2, case, str(tmp_path / "run"), whole)
-    straight = group.run(nodes.trained, 4, 2, 2, [case])
-    for part, (alone,) in zip(parts, straight, strict=True):
-        for name, tensor in alone["weights"].items():
-            assert torch.equal(part["weights"][name], tensor), name
-        for key in ("bytes", "floats", "layers"):
-            assert [row[key] for row in part["rows"]] == [row[key] for row in alone["rows"]]
-        assert part["sent"] == alone["sent"]
-    record = regimes.load(tmp_path / "run")
-    assert (record.header["world"]["workers"], record.header["world"]["shards"]) == (2, 2)
-    assert record.header["config"]["nodes"] == 2
-    assert "2 workers on 4 processes in nodes of 2" in describe_run(record.header)
-    assert "by each node" in job_summary(record.header, read_lines(tmp_path / ROWS), {}, None)
-    assert len(record.epochs) == hsdp.UNITS
+def test_a_job_that_was_killed_ends_in_the_same_bits(tmp_path: Path) -> None:
+    """From the states of its processes, and from one of all."""
+    run, topk, by_turns = tmp_path / "run", Case("topk", TOPK), Case("acp-sgd")
+    ways = [(Case(), False), (Case(), True), (topk, True), (by_turns, False)]
+    jobs = [
+        (nodes.resumed, 2, 2, case, str(run / str(i)), whole)
+        for i, (case, whole) in enumerate(ways)
+    ]
+    *killed, straight = group.run_in_turn(4, *jobs, (nodes.trained, 2, 2, [Case(), topk, by_turns]))
+    for (case, _), parts in zip(ways, killed, strict=True):
+        for part, results in zip(parts, straight, strict=True):
+            alone = results[[Case(), topk, by_turns].index(case)]
+            for name, tensor in alone["weights"].items():
+                assert torch.equal(part["weights"][name], tensor), (case, name)
+            for key in ("bytes", "floats", "layers"):
+                assert [row[key] for row in part["rows"]] == [row[key] for row in alone["rows"]]
+            assert part["sent"] == alone["sent"]
+    for folder in run.iterdir():
+        record, rows = regimes.load(folder), read_lines(folder / "epochs.jsonl")
+        assert (record.header["world"]["workers"], record.header["world"]["shards"]) == (2, 2)
+        assert record.header["config"]["nodes"] == 2
+        assert "2 workers on 4 processes in nodes of 2" in describe_run(record.header)
+        assert "by each node" in job_summary(record.header, rows, {}, None)
+        assert len(record.epochs) == hsdp.UNITS
 
 
-@pytest.mark.parametrize("by_torch", [False, True])
-def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(
-    by_torch: bool, tmp_path: Path
-) -> None:
+def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(tmp_path: Path) -> None:
+    """By a state of all processes, and by checkpoints of torch."""
     file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
-    folders = [(str(tmp_path / f"{i}"), str(tmp_path / f"{i + 1}")) for i in range(4)]
-    given = [(at,) if by_torch else () for at in folders]
-    before = group.run(nodes.moved, 4, 2, case, file, False, *given[0])[0][1]
-    for (nodes_now, processes), more in zip(((2, 6), (3, 6), (2, 4)), given[1:], strict=True):
-        found = group.run(nodes.moved, processes, nodes_now, case, file, True, *more)
-        assert torch.allclose(found[0][0], before, rtol=1e-12)
-        before = found[0][1]
+    before: list[torch.Tensor] = []
+    for i, (nodes_now, processes) in enumerate(((2, 4), (2, 6), (3, 6))):
+        folders = str(tmp_path / f"{i}"), str(tmp_path / f"{i + 1}")
+        ways = [
+            (nodes.moved, nodes_now, case, file, i > 0, *by_torch) for by_torch in ((), (folders,))
+        ]
+        found = [results[0] for results in group.run_in_turn(processes, *ways)]
+        for (begin, _), owed in zip(found, before, strict=False):
+            assert torch.allclose(begin, owed, rtol=1e-12)
+        before = [end for _, end in found]
 
 
 def test_a_state_of_workers_of_another_kind_is_refused_with_the_argument_that_keeps_it(
     tmp_path: Path,
 ) -> None:
     file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
-    for saved, here, says in ((False, 2, "nodes=False"), (2, False, "nodes=2")):
-        group.run(nodes.moved, 4, saved, case, file, False)
-        for found in group.run(nodes.moved, 4, here, case, file, True):
-            assert isinstance(found, str)
-            assert says in found
+    ways = [
+        (nodes.moved, here, case, file, load)
+        for here, load in ((False, 0), (2, 1), (2, 0), (False, 1))
+    ]
+    _, first, _, second = group.run_in_turn(4, *ways)
+    for found, says in ((first, "nodes=False"), (second, "nodes=2")):
+        for said in found:
+            assert isinstance(said, str)
+            assert says in said
 
 
 def test_every_process_sees_a_gradient_that_is_not_finite() -> None:

@@ -26,10 +26,6 @@ class Case:
     way: str
     given: dict[str, Any]
     ddp: dict[str, Any] = field(default_factory=dict)
-    processes: int = 3
-
-    def __str__(self) -> str:
-        return "-".join([self.way, *self.given, *self.ddp, str(self.processes)])
 
 
 def build(case: Case) -> tuple[Any, Any]:
@@ -39,11 +35,9 @@ def build(case: Case) -> tuple[Any, Any]:
     if case.way == "ddp":
         return DistributedDataParallel(net, **case.ddp), None
     if case.way == "shards":
-        inside = mesh = init_device_mesh("cpu", (case.processes,))
+        inside = mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     else:
-        both = init_device_mesh(
-            "cpu", (2, case.processes // 2), mesh_dim_names=("replicate", "shard")
-        )
+        both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         inside, mesh = both["shard"], both["replicate"]
     fully_shard(net[0], mesh=inside)
     return fully_shard(net, mesh=inside), mesh

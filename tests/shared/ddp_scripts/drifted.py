@@ -64,10 +64,12 @@ def spoil(net: Any, optimizer: Any, what: str, rank: int) -> Any:
     return optimizer
 
 
-def job(rank: int, kind: str, what: str, **more: Any) -> tuple[str, float, int]:
+def job(rank: int, kind: str, what: str, compare: bool = True) -> tuple[str, float, int]:
     """What was raised, how far the processes' weights are apart, and the number of units."""
     net = network(frozen=what == "unfrozen")
-    model, optimizer, attachment = attached(kind, net, **more)
+    model, optimizer, attachment = attached(
+        kind, net, **({} if compare else {"compare_weights": False})
+    )
 
     def before_step(step: int, optimizer: Any) -> Any:
         return spoil(net, optimizer, what, rank) if step == 2 else optimizer
@@ -130,7 +132,7 @@ def reloaded(rank: int, way: str, chosen: dict[str, Any], assign: bool) -> tuple
         chosen = {**chosen, "level": 1 if chosen["compressor"] == "powersgd" else 4}
     hook = regimes.attach(net, optimizer, every=UNIT, **place, **chosen, **QUIET)
     torch.manual_seed(10 + rank)
-    for step in range(STEPS):
+    for step in range(2 * UNIT):
         if step in (0, 3, UNIT):
             values = {k: v.clone() * 0.9 for k, v in net.state_dict().items()}
             net.load_state_dict(values, assign=assign)

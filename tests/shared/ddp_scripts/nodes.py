@@ -78,13 +78,13 @@ def plain(rank: int, nodes: int, each: int) -> tuple[dict[str, Tensor], dict[str
 def resumed(
     rank: int, nodes: int, each: int, case: hsdp.Case, folder: str, whole: bool
 ) -> dict[str, Any]:
-    """A job that is saved after each of its steps but the first, and goes on in a new hook."""
+    """A job that is saved at the end of a unit and within one, and goes on in a new hook."""
     node, rows = hsdp.place(rank, each)
     net = hsdp.build(case)
     optimizer = hsdp.optimiser(net, case)
     model, hook = attached(net, optimizer, case, nodes, folder)
     for step in range(hsdp.UNITS * hsdp.STEPS):
-        if step > 1:
+        if step in (2, 5):
             saved = hook.full_state_dict() if whole else hook.state_dict()
             del model, hook  # killed: the record is not ended
             gc.collect()

@@ -16,7 +16,11 @@ for name in (
     "pytest",  # by works that stand in the module of a test
     "torch.profiler._cupti_monitor",
     "torch.utils.serialization.config",
+    "torch.distributed.checkpoint._fsspec_filesystem",
     "regimes.training.loop",
+    "regimes.data.classification",
+    "regimes.data.language",
+    "regimes.hook.local.starting",
     "regimes.compression.sparse",
     "regimes.instruments.curvature",
     "benchmarks.trainers",
@@ -25,10 +29,11 @@ for name in (
 ):
     importlib.import_module(name)
 
-# Once, not in each process: the commit.
+# Once, not in each process: the commit, and the digest of all source files.
 read_once = importlib.import_module("read_once")
 read_once.install()
 sys.modules["regimes.records.provenance"].find_commit()
+sys.modules["regimes.records.provenance"].code_digest()
 
 # A collection would write to each object that is shared with the server, and so copy its page.
 gc.collect()

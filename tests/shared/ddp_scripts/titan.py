@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import regimes
 
-WIDTH, VOCABULARY, EXPERTS, STEPS, PARTS = 8, 12, 3, 3, 2
+WIDTH, VOCABULARY, EXPERTS, STEPS, PARTS = 8, 12, 3, 2, 2
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleDict({str(i): Block() for i in range(3)})
+        self.layers = nn.ModuleDict({str(i): Block() for i in range(2)})
         self.output = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.leaves_out = False
 
@@ -103,7 +103,7 @@ def train(rank: int, case: Case) -> dict[str, Any]:
     model: Any = Transformer().double()
     model.leaves_out = case.hook
     apply_fsdp(model, mesh if case.native else mesh["dp_shard"], case)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hook = None
     if case.hook:
         hook = regimes.attach_replicas(

@@ -23,24 +23,24 @@ T = TypeVar("T")
 @dataclass
 class State(Workspace):
     """Holds the memory of a layer between steps. Every field but the residual is the same on all
-    workers.
+    workers. The first six fields, to ``inner``, say whose memory it is: they are set when it is
+    made, and checkpoints leave them out.
 
     Attributes:
-        key: The stream key of the layer, (seed, layer name). It is identity, not memory.
-        first_worker: The worker to which the first hosted row belongs. It is identity, not memory.
-        workers: The number of workers that send. It is identity, not memory.
+        key: The key of the layer's random numbers, (seed, layer name).
+        first_worker: The first of the workers that this process hosts.
+        workers: The number of workers that send.
         hosted: The workers of the rows, if these draw no numbers of their own. None: the
-            consecutive ones from ``first_worker``. It is identity, not memory.
-        shard: The rows of the layer that are here. None: all. It is identity, not memory.
+            consecutive ones from ``first_worker``.
+        shard: The rows of the layer that are here. None: all.
         inner: The shape of each matrix of the layer, if its rows are matrices and its compressor
-            reads them so (``Layer.inner``). None: the layer is one matrix. It is identity, not
-            memory.
+            reads them so (``Layer.inner``). None: the layer is one matrix.
         step: The number of times that this layer has been sent.
         rate: The learning rate of this step. It is 1 if none is known, as between local steps,
             whose updates are in units of the weights.
-        scale: What the gradient of the last step was multiplied by, with the loss (a GradScaler's),
-            and its residual with it, unless the compressor keeps a unit of its own (``in_place``).
-            A saved residual is divided by it.
+        scale: The number by which the loss of the last step was multiplied, and so its gradient (a
+            GradScaler's). The residual is multiplied by it, too, unless the compressor keeps a unit
+            of its own (its ``in_place`` is false). A saved residual is divided by it.
         residual_rate: The learning rate at which the residual is a movement of the weights. None:
             it is a gradient, which counts at the rate of the step that sends it.
         residual: What each hosted worker has not sent yet. None: nothing.

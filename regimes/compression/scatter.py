@@ -31,7 +31,7 @@ class ScatterState(State):
 
     Attributes:
         residual_scale: The ``scale`` of the step that has left the residual.
-        pieces: The pieces of parameters in one worker's part. It is identity, not memory.
+        pieces: The pieces of parameters in one worker's part. Checkpoints leave them out.
     """
 
     residual_scale: float = 1.0

@@ -79,8 +79,9 @@ def get_grid(name: str) -> Grid:
     ['dense', 'low', 'high']
 
     Args:
-        name: The name of a grid; a TOML file (`own`); or a folder of configurations, one per
-            schedule, in the order of their grid if `regimes tune` wrote them, else by name.
+        name: The name of a grid; the path of a TOML file with a grid of your own; or a folder of
+            configurations, one for each schedule. In a folder that ``regimes tune`` wrote they have
+            the order of their grid, and otherwise the order of their names.
 
     Raises:
         ConfigError: there is no such grid; the error names the nearest one.

@@ -37,7 +37,7 @@ def _columns_of(beside: LostTime | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class Harm:
-    """Says where in a training more may be compressed. `harm` makes it.
+    """Says where in a training more may be compressed. ``harm`` makes it.
 
     An arm is one kind of change, for instance to high compression, and a pulse is this change in
     some units of a run. The trunk is the run without a pulse.

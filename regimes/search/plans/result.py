@@ -32,22 +32,25 @@ HEADS = ("method", "× dense", "clock", "a step", "steps", "", "rate", "n")
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Says how many times as fast as dense each method trains on a link, and which to train with.
+    """Says how many times as fast as dense each method trains on a link, and which method to train
+    with. Dense is training without compression. ``plan`` makes it.
 
     Attributes:
-        known: the prices, the short runs, and the clocks that they give.
-        methods: the methods by name, with dense first.
-        left_out: methods whose step takes as long as dense's on the link. They were not tried.
-        config: the configuration of the training, in steps.
-        shown: how the metric is written.
-        where: the link in words.
-        curve: what dense ended at in earlier trainings, by steps, in the unit of figures.
-        own: whether the model and the data are the user's, so that there is no file to train from.
-        smaller: whether the short runs are of a smaller model than the training.
-        budget: the budget that was given.
-        more: the least budget that would train more, or None if none would.
-        unrest: how much longer than the fastest of the timed steps the median one took, as a share.
-        out: the folder.
+        known: The seconds of a step of each method, the short runs, and the clocks that they give.
+        methods: The methods by name, with dense first.
+        left_out: The methods whose step takes as long as dense's on the link. They were not tried.
+        config: The configuration of the training. Its length is in steps.
+        shown: How the metric is written.
+        where: The link in words.
+        curve: The losses of earlier trainings with dense, by their number of steps, in the unit of
+            figures.
+        own: Whether the model and the data are objects of a script. Then no file can name them.
+        smaller: Whether the short runs train a smaller model.
+        budget: The budget that was given.
+        more: The least budget with which another short run would be trained. None: no budget would
+            train more.
+        unrest: How much longer the median of the timed steps took than the fastest, as a share.
+        out: The folder of the plan.
     """
 
     known: PlanEvidence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 NO_LAYER = -1  # a layer index for traffic that belongs to no layer, such as the loss
-MARKS = -2  # of what processes tell each other of their passes: counted nowhere, as objects are
+MARKS = -2  # of marks by which processes tell each other which layers they used: never counted
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,7 @@ class PowerSGD(LowRank):
         matrices = bucket.once("matrices", lambda: _matrices(bucket))
         if not matrices:  # no expert is here
             return [delta[0] for delta in bucket.deltas]
+        # matrices of one shape and rank are stacked: a kernel takes all of a stack at once
         keys = [(matrix.rank, matrix.shard) for matrix in matrices]
         stacks = [
             stack.at_present()
@@ -155,21 +156,29 @@ class PowerSGD(LowRank):
             )
         ]
         shards = [matrices[stack.places[0]].shard for stack in stacks]
+
+        # P = delta Q, with the Q of the last step: the mean over workers, made orthonormal
         last = bucket.once("last", _Factors)
         right = self._warm_starts(bucket, matrices, stacks, last)
         own = [left_product(q, stack) for q, stack in zip(right, stacks, strict=True)]
         shares = bucket.once("left", lambda: _shares(stacks, own, bucket, matrices))
         left = self._mean(own, shares, comm)
         left = self._orthonormal(left, shards, bucket, comm)  # each [layers, r, n]
+
+        # the new Q = delta' P: the mean over workers
         own = [right_product(p, stack) for p, stack in zip(left, stacks, strict=True)]
         shares = bucket.once("right", lambda: _shares(stacks, own, bucket, matrices, shards))
         right = self._mean_of_shards(own, shards, shares, comm)  # each [layers, r, m]
-        spaces = bucket.once("rooms", lambda: _rooms(bucket, matrices))
-        rooms = [spaces[stack.places[0]] for stack in stacks]
-        if bucket.feedback:  # what remains in the deltas is the residual
-            products = reconstruct_and_subtract_(stacks, left, right, rooms)
+
+        # the update P Q'; what remains in the deltas is the residual
+        every = bucket.once("workspaces", lambda: _workspaces(bucket, matrices))
+        workspaces = [every[stack.places[0]] for stack in stacks]
+        if bucket.feedback:
+            products = reconstruct_and_subtract_(stacks, left, right, workspaces)
         else:
-            products = [reconstruct(*x) for x in zip(left, right, rooms, strict=True)]
+            products = [reconstruct(*x) for x in zip(left, right, workspaces, strict=True)]
+
+        # Q begins the next step
         last.stacked, last.alone = right, _of_layers(bucket, matrices, unstack(stacks, right))
         for state, q in zip(bucket.states, last.alone, strict=True):
             state.q = q
@@ -352,7 +361,7 @@ def _of_layers(
     ]
 
 
-def _rooms(bucket: Bucket, matrices: Sequence[_Matrix]) -> list[Workspace]:
+def _workspaces(bucket: Bucket, matrices: Sequence[_Matrix]) -> list[Workspace]:
     """A workspace for each matrix: that of its layer, if it is the only one."""
     return [
         bucket.states[matrix.layer] if matrix.number is None else Workspace() for matrix in matrices
@@ -451,11 +460,11 @@ class ACPSGD(LowRank):
         if several and not bucket.feedback:
             rests = [rest.clone() for rest in rests]
         states = [bucket.states[matrix.layer] for matrix in matrices]
-        spaces = bucket.once("rooms", lambda: _rooms(bucket, matrices))
+        workspaces = bucket.once("workspaces", lambda: _workspaces(bucket, matrices))
         # layers may differ in which factor comes next, where the optimiser has left some out
         kinds = zip(matrices, states, strict=True)
         stacks = stack_alike(rests, [(matrix.rank, state.is_left) for matrix, state in kinds])
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stacks]
+        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stacks]  # (P, Q) of each half
         for half in range(self.iterations):
             if half:  # of what the half before has left
                 stacks = [stack.at_present() for stack in stacks]
@@ -463,6 +472,8 @@ class ACPSGD(LowRank):
                 stack_tensors([_last_factor(states[i], matrices[i], rests[i]) for i in x.places])
                 for x in stacks
             ]
+
+            # each worker's own new factor, from the orthonormal basis of the one sent last
             bases, own, factors = orthonormalise(lasts, bucket.once), [], []
             for stack, basis in zip(stacks, bases, strict=True):
                 state = states[stack.places[0]]
@@ -471,18 +482,22 @@ class ACPSGD(LowRank):
                 new = new.transpose(0, 1)  # [layers, L, r, side]
                 of_all = basis[:, None].expand(-1, new.shape[1], -1, -1)
                 factors.append(_in_order(state, new, of_all))
-            if bucket.feedback or half < self.iterations - 1:
+            if bucket.feedback or half < self.iterations - 1:  # a worker's own contribution
                 subtract_products_(stacks, factors)
+
+            # its mean over workers, which all keep for the next half
             means = comm.mean(own, _shares(stacks, own, bucket, matrices))
             for so_far, stack, mean, basis in zip(found, stacks, means, bases, strict=True):
                 so_far.append(_in_order(states[stack.places[0]], mean, basis))
             of_layers = _of_layers(bucket, matrices, unstack(stacks, means))
             for state, factor in zip(bucket.states, of_layers, strict=True):
                 state.factor, state.is_left = factor, not state.is_left
+
+        # the update: the sum of P Q' over the halves, as one product
         products = []
         for so_far, stack in zip(found, stacks, strict=True):
             p, q = (torch.cat(x, dim=1) if several else x[0] for x in zip(*so_far, strict=True))
-            products.append(reconstruct(p, q, spaces[stack.places[0]]))
+            products.append(reconstruct(p, q, workspaces[stack.places[0]]))
         return _of_layers(bucket, matrices, unstack(stacks, products))
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:

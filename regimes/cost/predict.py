@@ -18,7 +18,7 @@ from regimes.cost.cases import Case, make_cases, measure_cases
 from regimes.cost.network import Network, break_even, format_bandwidth
 from regimes.records import load_all, mixed_circumstances, write_table
 
-MOST = 10**9  # workers, and parts of a gradient
+MOST = 10**9  # workers, and parts of a gradient: more is a slip
 HEADS = ("", "compute", "compress", "network", "step", "s/{}", "× dense", "pays below")
 
 
@@ -31,14 +31,16 @@ def predict_seconds(
     and the bandwidth (bits/s) below which it is faster, ``break_even``."""
     how = (network, workers, algorithm, buckets)
     dense = next(case for case in cases if case.name == DENSE and not case.runs)
-    unit, work = dense.epochs[0]
-    base, dense_epoch = unit * float(work.seconds(*how)), work * unit
+    dense_steps, dense_work = dense.epochs[0]  # a level has one whole epoch
+    dense_epoch = dense_work * dense_steps
+    dense_seconds = dense_steps * float(dense_work.seconds(*how))
     latency = float(network.latency)
     rows = []
     for case in cases:
-        work, units = case.work, case.dense_steps / unit
-        steps = sum(n for n, _ in case.epochs) / units
-        epoch = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / units
+        # a policy's epochs differ in steps and work: sums over all, per epoch's worth of samples
+        work, epochs = case.work, case.dense_steps / dense_steps
+        steps = sum(n for n, _ in case.epochs) / epochs
+        seconds = sum(n * float(w.seconds(*how)) for n, w in case.epochs) / epochs
         rows.append(
             {
                 "kind": "policy" if case.runs else "level",
@@ -49,9 +51,9 @@ def predict_seconds(
                 "compute": work.compute,
                 "compress": work.compress,
                 "communicate": float(work.communicate(*how)),
-                "seconds": epoch / steps,
-                "epoch": epoch,
-                "speed_up": base / epoch,
+                "seconds": seconds / steps,
+                "epoch": seconds,
+                "speed_up": dense_seconds / seconds,
                 "break_even": break_even(work * steps, dense_epoch, latency, *how[1:]),
             }
         )

@@ -82,8 +82,9 @@ class Study:
         return [entry.record for entry in self.entries if entry.record]
 
     @property
-    def inactive(self) -> list[str]:
-        """Warn of policies that changed nothing, each with its number of runs."""
+    def warnings(self) -> list[str]:
+        """Return what is odd about finished runs, such as a policy that changed nothing, each with
+        its number of runs."""
         warnings = Counter(
             f"{run.name}: {sentence}"
             for run in self.runs

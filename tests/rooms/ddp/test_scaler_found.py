@@ -143,8 +143,7 @@ def test_compressors_of_ddp(name: str, kind: str) -> None:
     ],
     ids=["clipped", "by itself", "two exchanges", "adamw", "fused"],
 )
-@pytest.mark.parametrize("signal", ["update", "global"])
-@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize(("signal", "others"), [("update", 0), ("global", 2)])
 def test_ways_to_step(more: dict[str, Any], signal: str, others: int) -> None:
     there = used_scalers(others)
     hook = attached(compressor="powersgd", policy=RULE, signal=signal)
@@ -267,17 +266,15 @@ def divided(rank: int, way: str, chosen: dict[str, Any]) -> list[dict[str, Any]]
 FEEDBACK = {"levels": {"low": 8, "high": 4}, "error_feedback": True, "stochastic": False}
 
 
-@pytest.mark.parametrize(
-    ("way", "chosen"),
-    [
+def test_models_that_are_divided() -> None:
+    ways: list[tuple[str, dict[str, Any]]] = [
         ("islands", {"compressor": "powersgd", "policy": RULE}),
         ("islands", {"compressor": "topk", "policy": RULE}),
         ("islands within", {"compressor": "powersgd", "policy": RULE, "scatter": {"level": 8}}),
         ("shards", {"policy": RULE, "scatter": FEEDBACK}),
         ("shards", {"policy": RULE, "scatter": {**FEEDBACK, "residual_bits": 8}}),
-    ],
-)
-def test_models_that_are_divided(way: str, chosen: dict[str, Any]) -> None:
-    for told, found, clean in processes.run(divided, 2, way, chosen):
-        check_same(told, clean)
-        check_same(found, clean)
+    ]
+    for answers in processes.run_in_turn(2, *((divided, *way) for way in ways)):
+        for told, found, clean in answers:
+            check_same(told, clean)
+            check_same(found, clean)

@@ -37,7 +37,7 @@ class RunningDigest:
 
 def sum_files(folder: Path) -> dict[str, RunningDigest]:
     """Compute the checksum of each file of a record, by name."""
-    return {name: RunningDigest(_read_whole_lines(folder / name)) for name in CHAINED}
+    return {name: RunningDigest(_read_complete_lines(folder / name)) for name in CHAINED}
 
 
 def shorten_chain(folder: Path) -> bytes:
@@ -64,7 +64,7 @@ def split_lines(text: bytes) -> list[bytes]:
     return [line + b"\n" for line in lines] + [rest] * bool(rest)
 
 
-def _read_whole_lines(path: Path) -> list[bytes]:
+def _read_complete_lines(path: Path) -> list[bytes]:
     """The lines of a file with their ends, without a torn one."""
     if path.suffix == ".json":
         return split_lines(read_content(path))
@@ -99,7 +99,7 @@ def _describe_difference(
     path: Path, states: list[State], allowed: list[State], growing: bool
 ) -> str | None:
     """How a file differs from all of the ``allowed`` states, and from what is between them."""
-    lines = _read_whole_lines(path)
+    lines = _read_complete_lines(path)
     if path.suffix == ".json":
         return (
             None if growing or RunningDigest(lines).state in allowed else "is not as it was written"

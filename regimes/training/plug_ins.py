@@ -79,9 +79,9 @@ class PlugIns:
                 f"compressor.{word} = {chosen.level!r}: in a configuration levels have names, "
                 f'which a policy chooses: levels.low = ..., and policy.name = "static" for one'
             )
-        batch = _whole_policy(config, "batch", "larger", "the smaller batch")
+        batch = _model_policy(config, "batch", "larger", "the smaller batch")
         deficit = deficits.make_deficit(config.deficit)
-        sync = _whole_policy(config, "sync", "longer", "the shorter period")
+        sync = _model_policy(config, "sync", "longer", "the shorter period")
         made = cls(config, chosen, rule, batch, sync, deficit)
         made.check(made.modes())
         check_periods(config.outer, made.periods)
@@ -207,7 +207,7 @@ class PlugIns:
             yield from ((field, first) for first, _ in windows)
 
 
-def _whole_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy | None:
+def _model_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy | None:
     """The ``batch_policy`` or ``sync_policy``, with levels that fit it and are in order; None
     without one."""
     field, levels = f"{kind}_policy", getattr(config, f"{kind}_levels")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -256,6 +257,13 @@ class OuterConfig(Bounded):
     def leaves_apart(self) -> bool:
         """Answer whether workers differ right after a synchronisation."""
         return self.fragments > 1 or self.delay > 0 or self.mixing > 0
+
+    @property
+    def streams(self) -> bool:
+        """Answer as ``leaves_apart`` does, which is the new name."""
+        said = "OuterConfig.streams is leaves_apart now; streams goes with the next version"
+        warnings.warn(said, FutureWarning, stacklevel=2)
+        return self.leaves_apart
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ presets/cpu.py smoke
 base/config/run.py RunConfig.__post_init__
     super().__post_init__: base/config/bounds.py Bounded.__post_init__
 base/config/toml.py override
-    _with_parts: base/config/toml.py _with_parts
-base/config/toml.py _with_parts
-    _with: base/config/toml.py _with
-base/config/toml.py _with
+    _change_and_check: base/config/toml.py _change_and_check
+base/config/toml.py _change_and_check
+    _change_fields: base/config/toml.py _change_fields
+base/config/toml.py _change_fields
     from_dict: base/config/convert.py from_dict
 cli/train.py train
     loop.run: training/loop.py run

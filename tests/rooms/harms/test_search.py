@@ -315,7 +315,7 @@ def test_the_bytes_of_a_ladder_are_those_of_runs_with_a_shorter_last_unit(tmp_pa
     spans = [(0, 2)]
     own = run("schedule", kind.schedule(spans)).epochs["bytes"].sum()
     whole = trunk.epochs["bytes"].sum()
-    found = ladder._ladder_of(kind, trunk, spans, float(1 - own / whole))
+    found = ladder._fit_ladder(kind, trunk, spans, float(1 - own / whole))
     assert found is not None
     sent = run("rate ladder", found.policy).epochs["bytes"].sum()
     assert sent / whole == pytest.approx(found.bytes, rel=1e-6)
@@ -336,7 +336,7 @@ def test_a_ladder_is_found_among_many_rates(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(ladder, "_steps_at", counted)
     for steps in (0, 1, 50, 119):
-        rule = ladder._ladder(trunk, "high", "low", steps)
+        rule = ladder._nearest_table(trunk, "high", "low", steps)
         assert rule is not None
         below = sum(rate < rule["shares"][0] for rate in cosine[:120])
         assert plain(rule, "high", trunk) == below

@@ -337,3 +337,10 @@ def test_a_compressor_says_its_level_and_saves_none(name: str) -> None:
     assert cls.level_word not in repr(cls())
     assert cls.level_word not in REGISTRY.table(cls())
     assert {one.with_level({"low": level}), one.with_level({"low": "dense"})}  # both hash
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
+def test_what_streams_leaves_workers_apart(mixing: float) -> None:
+    outer = regimes.OuterConfig(mixing=mixing)
+    with pytest.warns(FutureWarning, match="leaves_apart"):
+        assert outer.streams == outer.leaves_apart == bool(mixing)

@@ -433,6 +433,18 @@ def test_decays_in_one_epoch_are_one(runs: list[Record]) -> None:
     assert find_decays(run) == [(1, 1.0)]
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "test_loss", "perplexity"])
+def test_an_interval_that_is_wider_than_all_curves_is_inside(metric: str) -> None:
+    fig, ax = plt.subplots()
+    last = pd.DataFrame({metric: [51.0], "ci_low": [40.0], "ci_high": [60.0]})
+    numbers = pd.DataFrame({metric: [50.0, 51.0, 52.0]})
+    assert not panels.set_limits(ax, numbers, looks.find_metric(metric), last)
+    bottom, top = ax.get_ylim()
+    assert bottom < 40
+    assert top > 60
+    plt.close(fig)
+
+
 def test_a_number_that_no_axis_has_room_for_is_left_to_the_axis() -> None:
     fig, ax = plt.subplots()
     panels.set_limits(ax, pd.DataFrame({"accuracy": [50.0, math.inf]}), looks.METRICS["accuracy"])

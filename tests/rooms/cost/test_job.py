@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ from regimes.cost.models import KNOWN, Model, read_model
 from regimes.cost.network import Network, Work
 from regimes.cost.nodes import DEVICES, DataParallelJob, read_device, read_links
 from regimes.cost.options import JobOptions
-from regimes.plotting.bandwidth import move_apart
+from regimes.plotting.bandwidth import _draw_bandwidth, move_apart
 
 PARAMETERS = {  # from the models' papers and libraries
     "gpt2-124m": 124_439_808,
@@ -476,6 +477,16 @@ def test_the_files_that_are_asked_for(
     assert " ".join(content["advice"].split()) in " ".join(said.split())
     with pytest.raises(ConfigError, match="expected a name that ends"):
         main(replace(options, figure=tmp_path / "f.jpeg"))
+
+
+def test_a_ring_is_where_a_line_crosses_that_of_dense() -> None:
+    lines = {"dense": [4.0, 3.0, 2.0, 1.0], "a": [1.0, 1.5, 2.0, 2.5], "b": [2.5, 3.0, 3.5, 4.0]}
+    numbers = pd.DataFrame({"bandwidth": [1e6, 1e8, 1e10, 1e12], **lines})
+    numbers = numbers.melt("bandwidth", var_name="method", value_name="seconds")
+    table = pd.DataFrame({"method": [*lines], "break_even": [np.nan, 1e10, 1e8]})
+    drawn = _draw_bandwidth(numbers, table, 1e9, "", "").axes[0].get_lines()
+    (rings,) = [line.get_xydata() for line in drawn if line.get_marker() == "o"]
+    assert rings == pytest.approx(np.array([[1e10, 2.0], [1e8, 3.0]]))
 
 
 def test_labels_are_moved_apart() -> None:

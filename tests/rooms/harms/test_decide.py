@@ -240,6 +240,20 @@ def test_runs_are_a_budget_too() -> None:
     assert next_round(known, BudgetLeft(runs=0)) == []
 
 
+@pytest.mark.parametrize("left", [2, 3, 4])
+def test_what_is_done_at_a_time_shares_one_budget(left: int) -> None:
+    """One seed more of each of four open windows needs five runs: a trunk and its pulses."""
+    rules = Rules(8, ("high",), 1.0, least=2)
+    seeds = list(enumerate((-3.0, 1.0, 5.0)))
+    harms: Harms = {(None, seed): 0.0 for seed, _ in seeds}
+    harms |= {(pulse, seed): harm for pulse in rules.coarse("high") for seed, harm in seeds}
+    known = HarmEvidence(rules, harms)
+    assert {*calls(known).values()} == {"open"}
+    assert len(next_round(known, BudgetLeft(runs=left), slots=5)) == left
+    units = known.cost(next_round(known, BudgetLeft(runs=left), slots=5))
+    assert known.cost(next_round(known, BudgetLeft(units=units), slots=5)) <= units
+
+
 def test_a_pulse_that_broke_is_not_tried_again() -> None:
     broken = Pulse("high", ((0, 3),))
     harms: Harms = {(None, 0): 0.0, (broken, 0): math.inf}

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from drawn import misplaced
+from matplotlib.text import Text
 
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
@@ -78,6 +79,19 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
     heights = [line.get_ydata()[0] for line in first.get_lines() if line.get_marker() in ("o", "X")]
     judged = [answer.known.of(pulse) for pulse in answer.known.phases("high")]
     assert heights == pytest.approx([each.harm for each in judged if each.n])
+
+
+@pytest.mark.parametrize("untried", [0, 1])
+def test_the_figure_says_what_a_question_mark_is_where_it_has_one(untried: int) -> None:
+    rules = Rules(8, ("high",), 1.0)
+    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    for pulse in rules.coarse("high")[untried:]:
+        harms |= {(pulse, seed): 0.1 * (seed - 1) for seed in range(3)}
+    kinds = {"high": PulseKind("high", "rank 1")}
+    drawn = Harm(HarmEvidence(rules, harms), kinds, find_metric("accuracy"), "epoch").figure()
+    said = [" ".join(text.get_text().split()) for text in drawn.findobj(Text)]
+    assert said.count("?") == untried
+    assert any("?: not tried" in text for text in said) == bool(untried)
 
 
 def test_a_half_that_was_not_tried_says_what_is_known_of_the_whole() -> None:

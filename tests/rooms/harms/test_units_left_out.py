@@ -17,6 +17,7 @@ from scipy import stats
 from torch import nn
 
 import regimes
+from regimes.base.statistics import ratio_interval
 from regimes.plotting import style
 from regimes.plotting.looks import find_metric
 from regimes.search.harms.decide import BudgetLeft, next_round
@@ -275,6 +276,26 @@ def test_each_phase_says_what_leaving_it_out_costs() -> None:
     assert max(map(len, lines)) <= 100
     few = answer({0: (2.0, 0.1), 1: (4.0, 0.1), 2: (1.0, 0.1)}).sentences()
     assert [line for line in few if "lost time" in line][-1].endswith("not tried")
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.0, 3.0])
+def test_a_ratio_has_two_ends_unless_its_lower_mean_may_be_zero(mean: float) -> None:
+    random = np.random.default_rng(int(10 * mean))
+    for _ in range(20):
+        over, under = random.normal([[2.0], [mean]], 1.0, (2, 4))
+        ends = ratio_interval([*over], [*under])
+        two = bool(stats.ttest_1samp(under, 0).pvalue < 0.05)
+        assert [math.isfinite(end) for end in ends] == [two, two]
+        assert [stats.ttest_1samp(over - end * under, 0).pvalue for end in ends if two] == (
+            pytest.approx([0.05] * 2 * two)
+        )
+
+
+def test_one_window_is_compared_with_leaving_it_out_and_several_are_not() -> None:
+    known = answer({}).known
+    one, union = Pulse("high", ((0, 4),)), Pulse("high", ((0, 4), (8, 12)))
+    assert known.beside(one) == Pulse(DELETION, ((0, 4),))
+    assert known.beside(union) is known.beside(Pulse(DELETION, ((0, 4),))) is None
 
 
 def test_the_figure_shows_what_leaving_units_out_costs() -> None:

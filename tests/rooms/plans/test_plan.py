@@ -28,12 +28,15 @@ from regimes.base.config import RunConfig, override_fields
 from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.compression import make_compressor
 from regimes.cost import measure
+from regimes.cost.from_model import make_job
 from regimes.cost.methods import parse_method
 from regimes.cost.models import Model
 from regimes.cost.network import Network
 from regimes.cost.nodes import DataParallelJob
+from regimes.cost.options import JobOptions
 from regimes.presets import get_preset
 from regimes.search.plans.dense_curve import read_curve
+from regimes.search.plans.plan import _job
 from regimes.search.plans.priced import Price, price_methods
 from regimes.search.plans.probes import configure_probe, in_steps
 from regimes.search.plans.search import decode_probes, read_prices
@@ -179,10 +182,24 @@ def test_a_curve_that_is_none_is_one_sentence(text: str, words: str, tmp_path: P
 def test_a_link_on_which_nothing_is_faster_needs_no_search(tmp_path: Path) -> None:
     plan = planned(tmp_path / "fast", link="100Gbit/s,1us", step=1.0, seconds=600.0)
     assert plan.best == "dense"
-    assert plan.left_out == ("dense, every 4 steps",)
+    assert ([*plan.methods], plan.left_out) == (["dense"], ("dense, every 4 steps",))
     assert plan.sentence().startswith("Stay dense")
     assert {p.steps for p in plan.known.losses} == {16}  # seconds of training, not minutes
     assert plan.decided
+
+
+@pytest.mark.parametrize("link", [None, "1Gbit/s"])
+def test_links_of_a_file_are_those_that_a_cost_has(link: str | None, tmp_path: Path) -> None:
+    """Of each kind its own: between two nodes, and within each."""
+    path = tmp_path / "links.json"
+    slow, fast = ({"bandwidth": speed, "latency": 1e-6} for speed in (2e9, 4e11))
+    path.write_text(json.dumps({"within": fast, "between": slow}))
+    ours = _job(link, path, 2, 4)
+    where = JobOptions(model="resnet50", step="1s", nodes=2, gpus=2, links=path, between=link)
+    theirs = make_job(where)
+    assert (ours.nodes, ours.gpus) == (theirs.nodes, theirs.gpus)
+    assert (ours.within, ours.between) == (theirs.within, theirs.between)
+    assert ours.within == Network(**fast)
 
 
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:

@@ -237,6 +237,18 @@ def test_resumed_equals_uninterrupted(settings: tuple[str, ...], tmp_path: Path)
     resumed_alike(c, tmp_path, 2)
 
 
+def test_of_workers_states_the_momenta_are_averaged_that_all_have() -> None:
+    first, second = (
+        {"state": {name: {"momentum": value * torch.ones(2)} for name in names}, "groups": [0, 1]}
+        for value, names in ((1.0, ["a", "b"]), (3.0, ["b"]))
+    )
+    mean = optimizers.mean_state([first, second])
+    assert {k: v["momentum"].tolist() for k, v in mean["state"].items()} == {
+        "a": [1.0, 1.0],
+        "b": [2.0, 2.0],
+    }
+
+
 # -- the optimiser's step as a signal --------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ import regimes
 from regimes import RunConfig, compression, override
 from regimes.base import capabilities
 from regimes.base.capabilities import MEANING, Mode, Part
+from regimes.base.config import recorded
 from regimes.base.errors import ConfigError, RegimesError
 from regimes.base.precision import is_half
 from regimes.collectives.layers import Layer
@@ -34,6 +35,7 @@ from regimes.hook import attaching
 from regimes.hook.local import starting
 from regimes.instruments.base import MeasurementContext
 from regimes.instruments.gradient_norm import PER_WORKER
+from regimes.instruments.needs import statistic_needs
 from regimes.instruments.panel import choose_instruments
 from regimes.training.plug_ins import PlugIns
 
@@ -224,6 +226,12 @@ def test_modes_together_offer_what_each_of_them_offers() -> None:
 
 
 # -- sentences -------------------------------------------------------------------------------------
+
+
+def test_no_sentence_offers_what_only_records_name() -> None:
+    """The study measures it, which an installation of the toolkit alone does not have."""
+    assert statistic_needs().keys() & recorded.RECORDED["instrument"].keys() == set()
+    assert {"eigenvalue", "residual"} <= statistic_needs().keys()
 
 
 def test_a_sentence_names_field_value_what_works_mode_and_reason() -> None:

@@ -37,6 +37,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "there", "said"),
     [
         (REFUSED, "1", OURS),
+        (REFUSED.replace("127.0.0.1", "::1"), "1", OURS.replace("127.0.0.1", "::1")),
         (SILENT, "1", f"lost contact with the others here (nobody): {WAY}"),
         (CLOSED, "1", f"lost contact with the others here (nobody): {CLOSED}"),
         (REFUSED, "2", f"lost contact with the others here (nobody): {REFUSED}"),

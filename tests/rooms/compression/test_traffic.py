@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,27 @@ from reducers import EVERY, F64, FADING, SHAPES, gradients, layers, step, world
 
 from analysis.plugins.low_pass import LowPass
 from regimes.base.config import DENSE
+from regimes.base.config.level import FeedbackLevel
 from regimes.collectives.layers import Layer, Traffic
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
 from regimes.compression import Compressor
+from regimes.compression.calls import sends_apart
 from regimes.compression.exchange import Exchange
 from regimes.compression.powersgd import ACPSGD, PowerSGD
 from regimes.compression.reducer import Reducer
 from regimes.compression.sparse import TopK
+
+
+@pytest.mark.parametrize(("chosen", "low", "high"), EVERY)
+def test_whether_bytes_reach_the_others_apart_is_no_matter_of_a_levels_feedback(
+    chosen: Compressor, low: Any, high: Any
+) -> None:
+    assert not sends_apart(chosen, [DENSE])
+    apart = sends_apart(chosen, [high])
+    assert sends_apart(chosen, [DENSE, high]) == apart
+    if chosen.error_feedback:
+        assert sends_apart(chosen, [FeedbackLevel(high, error_feedback=False)]) == apart
 
 
 @pytest.mark.parametrize(("chosen", "low", "high"), EVERY)

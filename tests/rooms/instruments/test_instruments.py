@@ -279,9 +279,9 @@ def test_without_running_statistics_one_eigenvalue_has_both_names(
     )
     found = {key: record.epochs.get(key) for key in ("eigenvalue", "eigenvalue:batch")}
     if not apart:
-        assert found["eigenvalue"].tolist() == found["eigenvalue:batch"].tolist()  # type: ignore[union-attr]
-        layers = record.layers
-        assert layers["eigenvalue"].tolist() == layers["eigenvalue:batch"].tolist()
+        for value in ("eigenvalue", "hessian_trace"):
+            for table in (record.epochs, record.layers):
+                assert table[value].tolist() == table[f"{value}:batch"].tolist()
         assert figure3.agreement([record], 1, 0.5)[0]["n"].tolist() == [1] * 4
         counted = [key for line in record.details for key in line if key.startswith("products")]
         assert len(counted) == 3  # one a unit

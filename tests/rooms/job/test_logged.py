@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+import plain
 import pytest
 import torch
 
 from regimes.job.recorder import JobRecorder, RecordOptions
+from regimes.job.summary import job_summary
 from regimes.records import Header, Row
 
 
@@ -67,3 +69,11 @@ def test_files_that_are_closed_leave_no_value_of_the_row_to_the_next(tmp_path: P
     job.close_files()
     assert ended["test_loss"] == 1.0
     assert job.take_logged() == {}
+
+
+def test_each_line_of_a_jobs_summary_says_something() -> None:
+    said = job_summary(cast("Header", plain.header()), [plain.row(0)], {}, None)
+    head, *lines = said.splitlines()
+    assert head == "regimes: 2 steps in 1 unit, 1 processes"
+    assert [line.split()[0] for line in lines if line.split()[1:]] == ["sent", "levels"]
+    assert len(lines) == 2

@@ -203,6 +203,16 @@ def test_both_spellings_do_the_same(earlier: dict[str, Any], present: dict[str, 
     assert "is spelled attach(model, " in said[0]
 
 
+def test_what_was_left_out_by_its_default_is_left_out() -> None:
+    """These were None in version 0.4 unless somebody chose."""
+    usual = dict.fromkeys(("replicas", "shards", "scatter", "gather"))
+    was, weights, said = trained(usual)
+    now, others, _ = trained({})
+    assert was == now
+    assert all(map(torch.equal, weights, others))
+    assert said == []
+
+
 def test_the_sentence_is_the_present_spelling(tmp_path: Path) -> None:
     """What it shows can be pasted."""
     given = {"compressor": "topk", "level": 5, "summary": False, "record": tmp_path}

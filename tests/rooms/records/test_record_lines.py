@@ -40,6 +40,17 @@ def edit(path: Path, change: Callable[[Lines], Lines]) -> None:
     path.write_bytes(b"".join(line + b"\n" for line in change(path.read_bytes().splitlines())))
 
 
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    """Also where its last line is still as it was, and where it was."""
+    path, other = tmp_path / "some.jsonl", tmp_path / "other.jsonl"
+    path.write_text('{"a":1}\n{"b":1}\n')
+    growing = lines.Growing(path)
+    assert growing.read() == [{"a": 1}, {"b": 1}]
+    other.write_text('{"a":2}\n{"b":1}\n{"c":1}\n')
+    other.replace(path)
+    assert growing.read() == read_lines(path) == [{"a": 2}, {"b": 1}, {"c": 1}]
+
+
 @pytest.mark.parametrize("name", ["epochs.jsonl", "seconds.jsonl"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_reader_refuses_what_is_doubled_missing_or_out_of_order(

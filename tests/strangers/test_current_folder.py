@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plain import record as make
@@ -62,7 +63,7 @@ def trapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def started(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env, check=False)
 
@@ -77,12 +78,35 @@ def test_reading_commands_run_nothing_of_the_current_folder(
 ) -> None:
     if start == "script" and SCRIPT is None:
         pytest.skip("the script is not installed here")
-    done = command([*STARTS[start], *READING[what]], trapped)
+    done = started([*STARTS[start], *READING[what]], trapped)
     assert not (trapped / "marks").exists(), (trapped / "marks").read_text()
     if what == "watch":  # the run is a stub, read far enough to say so
         assert done.returncode != 9
     else:
         assert done.returncode == 0, done.stderr
+
+
+TRAINING = {
+    "run": ["run", "smoke"],
+    "ablate": ["ablate", "lm-demo"],
+    "tune": ["tune", "lm-demo"],
+    "harm": ["harm", "smoke"],
+    "plan": ["plan", "smoke", "--link", "1Gbit/s"],
+    "cost": ["cost", "smoke"],
+}
+
+
+@pytest.mark.parametrize("words", TRAINING.values(), ids=TRAINING)
+def test_a_command_that_trains_takes_a_plug_in_of_the_current_folder(
+    words: list[str], tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as a script, which puts its own folder on the path, and not the current one."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    (tmp_path / "mine.py").write_text(
+        "import pathlib\npathlib.Path('mark').touch()\nraise ImportError('not yet')\n"
+    )
+    assert command(*words, "--set", "compressor=mine:Mine").returncode
+    assert (tmp_path / "mark").exists()
 
 
 @pytest.mark.slow
@@ -96,7 +120,7 @@ def test_a_plug_in_beside_the_user_comes_after_all_that_is_installed(
     (tmp_path / "rich.py").write_text("raise SystemExit(9)\n")
     short = ["--set", "epochs=1", "--set", "data.train_size=40", "--set", "model.width=2"]
     words = ["run", "smoke", *short, "--set", "policy=mine:Policy", "--out", "run"]
-    done = command([*STARTS[start], *words], tmp_path)
+    done = started([*STARTS[start], *words], tmp_path)
     assert done.returncode == 0, done.stderr
     assert read_header(tmp_path / "run")["config"]["policy"]["name"] == "mine:Policy"
 

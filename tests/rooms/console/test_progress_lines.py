@@ -21,6 +21,15 @@ def test_a_search_in_a_script_says_how_far_it_is(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_on_a_terminal_a_bar_has_the_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shown_by(None):
+        pass
+    assert "searching" in capsys.readouterr().err
+
+
 def test_who_shows_the_lines_has_them_alone(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     with shown_by(lambda line, share: told.append((line, share))) as show:

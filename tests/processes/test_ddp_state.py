@@ -298,5 +298,7 @@ def test_a_match_is_by_name_whatever_the_order() -> None:
     assert flat.tolist() == [4, 5, 1, 2, 0, 0, 0]
     rows = match.match_sums({"workers": [torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])]})["workers"][0]
     assert rows.tolist() == [flat.tolist()]
+    each = match.match_sums({"update": [torch.tensor([[1.0, 2.0]]), torch.ones(1), torch.ones(2)]})
+    assert [x.tolist() for x in each["update"]] == [[1, 1], [[1, 2]], [0, 0, 0]]
     assert not match.is_same
     assert list_names([*"abcde"]) == "'a', 'b', 'c' and 2 others"

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regimes.presets import get_preset
 from regimes.search import processes
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("quiet", [False, True])
+def test_each_is_told_what_the_first_was(
+    resume: bool, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+
+    def start(command: list[str], *_: Any) -> subprocess.Popen[bytes]:
+        told.append(command)
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(processes, "_start", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    spawn = partial(processes.spawn_processes, get_preset("smoke"), tmp_path / "run")
+    spawn(2, resume=resume, quiet=quiet)
+    assert len(told) == 2
+    for command in told:
+        assert (("--resume" in command), ("--quiet" in command)) == (resume, quiet)
+        assert command[command.index("--out") + 1] == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("own", [None, "eth7"])

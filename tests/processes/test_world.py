@@ -75,7 +75,7 @@ def child(rank: int, count: int, workers: int) -> tuple[dict[str, Any], str]:
     return report, refusal
 
 
-@pytest.mark.parametrize(("workers", "count"), [(4, 2), (2, 2)])
+@pytest.mark.parametrize(("workers", "count"), [(4, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_processes_equal_simulation(workers: int, count: int) -> None:
     expected = work(World(workers))
     assert expected["broadcast"] == [[[0.0]], [[5]], [[0.0, 0.0]] * 3, [[False]]]

@@ -191,7 +191,12 @@ def naive(c: RunConfig, case: Case) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+# shared steps alone are those of `test_norms` and of the optimisers' movement, too
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case.period else pytest.mark.slow) for case in CASES],
+    ids=["-".join(map(str, case)) for case in CASES],
+)
 def test_a_record_has_the_signals_of_the_naive_loop(case: Case, tmp_path: Path) -> None:
     c = config(case)
     record, wanted = regimes.run(c, tmp_path), naive(c, case)

@@ -116,10 +116,12 @@ def same_bits_of_weights(a: Path, b: Path) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        every(5),
-        "sync_policy={name='windows',windows=[[1,2],[3,4]],inside='1',outside='4'}",
+        pytest.param(every(5), id="static", marks=pytest.mark.slow),
+        pytest.param(
+            "sync_policy={name='windows',windows=[[1,2],[3,4]],inside='1',outside='4'}",
+            id="to and fro",
+        ),
     ],
-    ids=["static", "to and fro"],
 )
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_a_worker_alone_is_a_plain_loop(

@@ -24,9 +24,12 @@ torch.set_num_threads(1)
 STREAMING = (*DILOCO, "outer.fragments=3", "outer.delay=2", "outer.mixing=0.5")
 
 
-@pytest.mark.parametrize("delay", [0, 3])
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("mixing", [0.0, 0.5])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("mixing", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
 def test_it_is_the_naive_loop(
     optimizer: tuple[str, ...], delay: int, mixing: float, tmp_path: Path
 ) -> None:

@@ -131,7 +131,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         "per_layer=false, eta=0.3}}",
         '{name="detected", detector={name="change", interval=1, direction="decay", eta=0.1}}',
         '{name="detected", detector={name="random-windows", epochs=6, share=0.5, seed=3}}',
-        '{name="windows", windows=[[0, 2], [4, 5]]}',
+        pytest.param('{name="windows", windows=[[0, 2], [4, 5]]}', marks=pytest.mark.slow),
     ],
 )
 def test_replay_decides_as_the_run_did(policy: str, tmp_path: Path) -> None:

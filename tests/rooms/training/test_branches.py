@@ -193,10 +193,21 @@ CHANGED: dict[str, dict[str, Any]] = {
     "longer": {"epochs": 5},
     "single": {"precision": "strict", "union_pass": False},
     "name": {"name": "other", "checkpoint_every": 2},
+    "several": {
+        "compressor": "topk",
+        "levels.low": 8,
+        "levels.high": 4,
+        "optimizer.momentum": 0.0,
+        "optimizer.nesterov": False,
+        "batch_size": 5,
+    },
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x == "several" else pytest.mark.slow) for x in CHANGED],
+)
 def test_changes_that_a_state_allows(name: str, trunk: Path, tmp_path: Path) -> None:
     """As if the trunk had changed its own configuration: rows go on, weights and floats differ."""
     whole = regimes.load(trunk)
@@ -207,10 +218,10 @@ def test_changes_that_a_state_allows(name: str, trunk: Path, tmp_path: Path) -> 
     assert len(told) == (name not in ("name", "instruments"))  # these decide no numbers
     if name == "no feedback":
         assert told[0]["state"]["residuals"].startswith("dropped")
-    if name in ("compressor", "qsr"):
+    if name in ("compressor", "qsr", "several"):
         assert told[0]["state"]["memories"] == "started anew"
         assert told[0]["state"]["residuals"].startswith("kept")
-    if name in ("adamw", "momentum"):
+    if name in ("adamw", "momentum", "several"):
         assert told[0]["state"]["momenta"] == "started anew"
     same = name in ("name", "instruments", "single", "signal", "longer")
     loss = record.rows[3]["train_loss"], whole.rows[3]["train_loss"]

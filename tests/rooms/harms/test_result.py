@@ -84,7 +84,7 @@ def test_the_figure_tells_calls_apart_without_colour_in_one_column() -> None:
 @pytest.mark.parametrize("untried", [0, 1])
 def test_the_figure_says_what_a_question_mark_is_where_it_has_one(untried: int) -> None:
     rules = Rules(8, ("high",), 1.0)
-    harms: dict[Run, float] = {Run(None, seed): 0.0 for seed in range(3)}
+    harms: dict[PulseRun, float] = {PulseRun(None, seed): 0.0 for seed in range(3)}
     for pulse in rules.coarse("high")[untried:]:
         harms |= {(pulse, seed): 0.1 * (seed - 1) for seed in range(3)}
     kinds = {"high": PulseKind("high", "rank 1")}

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import regimes.instruments.hessian.pyhessian as pyhessian
 from regimes.base.config.arguments import check_arguments
 from regimes.base.errors import ConfigError, unexpected_value
 from regimes.base.seeding import make_generator
-from regimes.instruments.hessian import pyhessian
 from regimes.instruments.hessian.lanczos import Eigenpairs, lanczos
 from regimes.instruments.hessian.operator import HessianProduct, Layers
 

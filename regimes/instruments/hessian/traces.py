@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+import regimes.instruments.hessian.pyhessian as pyhessian
 from regimes.base.config.arguments import check_arguments
 from regimes.base.errors import require
 from regimes.base.seeding import make_generator
-from regimes.instruments.hessian import pyhessian
 from regimes.instruments.hessian.operator import HessianProduct, Layers
 from regimes.instruments.hessian.probe import Estimate
 

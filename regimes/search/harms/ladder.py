@@ -11,33 +11,18 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from regimes.base.config import RunConfig, to_dict
 from regimes.policies import make_policy
 from regimes.policies.history import History, PastEpoch
 from regimes.records import OWN, Record
-
-if TYPE_CHECKING:
-    from regimes.search.harms.kinds import PulseKind
-    from regimes.search.harms.result import Harm
+from regimes.search.harms.kinds import PulseKind
+from regimes.search.harms.result import Harm, Ladder
 
 SEEDS = 3  # of the grid: the fewest that give an interval
 NAME = "rate ladder"  # of the schedule in it
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """Holds a policy of the pulse's level and the trunk's.
-
-    Attributes:
-        policy: its table.
-        bytes: that a run with it sends, as a share of the trunk's.
-    """
-
-    policy: dict[str, Any]
-    bytes: float
 
 
 def ladders_of(answer: Harm, trunk: Record) -> dict[str, Ladder]:

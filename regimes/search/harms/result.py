@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from regimes.search.harms.ladder import Ladder
-
-
 COMPARED: dict[Comparison, str] = {"more": "more", "less": "less", "open": "not decided"}
 
 
@@ -33,6 +30,19 @@ def _columns_of(beside: LostTime | None) -> dict[str, Any]:
     times = (beside.times, beside.low, beside.high) if beside else (nan, nan, nan)
     row |= {"lost_n": lost.n, **dict(zip(("times", *interval_names("times")), times, strict=True))}
     return row | {"beside": COMPARED[beside.call if beside else "open"]}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Holds a policy of the pulse's level and the trunk's.
+
+    Attributes:
+        policy: its table.
+        bytes: that a run with it sends, as a share of the trunk's.
+    """
+
+    policy: dict[str, Any]
+    bytes: float
 
 
 @dataclass(frozen=True, repr=False)

@@ -285,15 +285,19 @@ def section(losses: Losses, clocks: Clocks) -> list[str]:
     lines = [
         "## Beside the plans that trained short runs",
         "",
-        f"Gaps to dense that both predict, n = {total.n}: the clocks' rms error is "
-        f"{total.ours:.3f} bits, the plans' {total.plans:.3f}. Of the clocks' 95 % intervals "
-        f"{total.inside} of {total.intervals} hold in these situations, and {inside} of {count} "
-        "with 246 k parameters. Clocks come from another size, dense's losses from the size "
-        "itself; plans knew none of these.",
+        f"Clocks and plans both predict {total.n} gaps to dense. The root mean square error is "
+        f"{total.ours:.3f} bits for clocks and {total.plans:.3f} bits for plans. Of the 95 % "
+        f"intervals of clocks, {total.inside} of {total.intervals} contain the measured gap in "
+        f"these situations, and {inside} of {count} with 246 k parameters. The clocks come from "
+        "another size of the model. The losses of dense come from the size itself; plans did not "
+        "know them.",
         "",
-        "Regret in bits above the best method at its best rate. *At its rate*: at the rate that "
-        "is printed, by the clocks dense's best at the length nearest to clock x steps; all others "
-        "at the best rate, which a user does not know.",
+        "The table has the *regret* of each choice: how many bits it ends above the best method at "
+        "its best rate. In a column *at its rate* the training has a rate that a user would know. "
+        "For a plan this is the rate that it prints. For the others it is dense's best rate at the "
+        "length nearest to clock x steps. All other columns have the best rate of the method, "
+        "which a user does not know. `quantised-all-reduce:4/8` sends 4 bits for each number, "
+        "every 8 steps; `dense/8` averages the models every 8 steps.",
         "",
         f"| situation | clocks choose | best | {' | '.join(who)} |",
         "|---|---|---|" + "---:|" * len(who),
@@ -307,7 +311,7 @@ def section(losses: Losses, clocks: Clocks) -> list[str]:
         *lines,
         f"| mean of {len(found)} |  |  | {' | '.join(cells)} |",
         "",
-        f"Clocks at their rate minus {FIXED_OURS}, by the same rule: {mean:+.3f} "
-        f"[{low:+.3f}, {high:+.3f}] bits.",
+        f"The regret of *{OURS}* minus the regret of *{FIXED_OURS}* is {mean:+.3f} "
+        f"[{low:+.3f}, {high:+.3f}] bits. Both rates follow the same rule.",
         "",
     ]

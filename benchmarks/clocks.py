@@ -287,21 +287,28 @@ def report(losses: Losses) -> str:
         [
             "# The clocks of compressed training",
             "",
-            "A method's *clock* is the share of a step of dense that one of its steps is worth: a "
-            "method that ends at some loss after N steps has the clock k if dense ends there after "
-            f"k N steps, each at its own best learning rate. Mean of n = {len(SEEDS)} seeds with "
-            "its 95 % interval; language models on one text, AdamW unless SGD is named. Lengths "
-            "are those of 115 k parameters; 427 k were trained for half of the steps, and 1.64 M "
-            "for a quarter. `python -m benchmarks.clocks train` trains, `report` writes this page.",
+            "The *clock* of a method says how many steps without compression (*dense*) one of its "
+            "steps is worth. A method has the clock k if N of its steps reach the loss that k N "
+            "steps of dense reach, each of the two at its own best learning rate. `python -m "
+            "benchmarks.clocks train` trains, and `report` writes this page.",
+            "",
+            f"The table has the mean of n = {len(SEEDS)} seeds, with its 95 % interval. All models "
+            "are language models on one text. The optimiser is AdamW, unless a column names SGD. "
+            "The column *steps* holds for 115 k parameters. The model of 427 k was trained for "
+            "half as many steps, and the model of 1.64 M for a quarter as many.",
             "",
             "![Clocks of nine methods, and the speeds that they predict](clocks.png)",
             "",
             *table(clocks),
             "",
-            "-: not trained; <: the loss is above that of dense's shortest training, or below its "
-            "longest by more than a tenth of the steps.",
+            '"-" means that the method was not trained. "<" means that no clock is known. The loss '
+            "is then above the loss of dense's shortest training, or so far below the loss of its "
+            "longest that dense would need more than a tenth more steps.",
             "",
             "## What was predicted",
+            "",
+            "Each line has a prediction and its outcome. *Size* is refuted if an interval lies "
+            "wholly outside 0.85 to 1.18. All others are refuted by their means alone.",
             "",
             *_outcomes(clocks),
             *_held_out(held_out_gaps(losses)),
@@ -350,10 +357,12 @@ def _race_lines(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
     lines = [
         "## Beside the race",
         "",
-        "How many times as fast as DDP an entrant of the [race](race.md) comes to 3 bits per "
-        f"byte, n = {len(speeds)}: predicted by the clock of 115 k at 600 steps times the measured "
-        f"seconds of their steps, and measured. The rms of the logarithm of their ratio is "
-        f"{raced_error(speeds):.2f}, r = {np.corrcoef(logs)[0, 1]:.3f}.",
+        "The table says how many times as fast as DDP an entrant of the [race](race.md) reaches 3 "
+        f"bits per byte (n = {len(speeds)}). The prediction is the clock of 115 k parameters after "
+        "600 steps, times the measured seconds of a step of DDP, divided by those of the entrant. "
+        "The root mean square of the logarithm of predicted / measured is "
+        f"{raced_error(speeds):.2f}, and the two logarithms have a correlation of "
+        f"{np.corrcoef(logs)[0, 1]:.3f}.",
         "",
         "| model | link, Mbit/s | entrant | predicted | measured |",
         "|---|---:|---|---:|---:|",
@@ -541,8 +550,8 @@ def _outcomes(clocks: Mapping[tuple[str, str, int], Clock]) -> list[str]:
                 verdict = "holds" if 0.8 <= mean <= 1.2 else "refuted"
                 lines.append(
                     f"- *Optimiser*: with SGD the clock of {LABELS[method]} at {length} steps "
-                    f"differs by at most 20 %: {verdict}, {mean:.2f} [{low:.2f}, {high:.2f}] of "
-                    "AdamW's."
+                    f"differs by at most 20 %: {verdict}, it is {mean:.2f} [{low:.2f}, {high:.2f}] "
+                    "times AdamW's."
                 )
     return lines
 
@@ -555,9 +564,9 @@ def _held_out(gaps: Sequence[Gap]) -> list[str]:
     whole = len(gaps) == 2 * (len(METHODS) - 1)  # signs have no clock, dense has none so short
     verdict = ("refuted" if rms > 0.05 else "holds") if whole else "not all trained yet"
     lines = [
-        "- *Held out*: at 246 k the gaps to dense are predicted with an rms error of at most 0.05 "
-        f"bits: {verdict}; it is {rms:.4f} over {len(known_gaps)} gaps. Signs have no clock "
-        "from which to predict.",
+        "- *Held out*: with 246 k parameters the gaps (loss minus dense's loss) are predicted with "
+        f"a root mean square error of at most 0.05 bits: {verdict}, it is {rms:.4f} over "
+        f"{len(known_gaps)} gaps. Signs have no clock from which to predict.",
         "",
         "| method | steps | predicted gap, bits | measured |",
         "|---|---:|---:|---:|",

@@ -57,28 +57,29 @@ def times_as_fast(found: Runs, name: str, peer: str, target: float) -> str:
 
 
 def against_peer(found: Runs, first: str, target: float) -> str:
-    """The first entrant beside `PEER`, which averages as seldom; a part of a sentence."""
+    """The first entrant beside `PEER`, which averages as seldom; a sentence."""
     if first == PEER or PEER not in found:
         return ""
     ratio = times_as_fast(found, first, PEER, target)
     if not ratio:
         reached = sum(np.isfinite(seconds_until(x, target)) for x in found[PEER])
-        return f" ({PEER} arrives with {reached} of {len(found[PEER])} seeds)"
-    return f", {ratio} times as fast as {PEER}"
+        return f"*{PEER}* reaches this loss with {reached} of {len(found[PEER])} seeds."
+    return f"*{first}* is {ratio} times as fast as *{PEER}*."
 
 
 def against_torch(found: Runs, first: str, target: float) -> str:
-    """The first entrant beside the fastest of torch's own, where all seeds of that arrive."""
+    """The first entrant beside the fastest of torch's own, where all seeds of that arrive; a
+    sentence."""
     mean = {n: x for n, x in means(found, target).items() if n.startswith(TORCH)}
     peer = min(mean, key=lambda name: mean[name], default="")
     if first.startswith(TORCH):
-        return ", which is torch's own"
+        return f"*{first}* is one of torch's own methods."
     if not peer or not np.isfinite(mean[peer]):
-        return "; none of torch's arrives with all seeds"
+        return "None of torch's own methods reaches this loss with all seeds."
     ours = " with our first quarter" if peer == POST_LOCAL else ""
     return (
-        f", {times_as_fast(found, first, peer, target)} times as fast as {peer}{ours}, the fastest "
-        "of torch's"
+        f"*{first}* is {times_as_fast(found, first, peer, target)} times as fast as *{peer}*{ours},"
+        " the fastest of torch's own methods."
     )
 
 
@@ -93,8 +94,10 @@ def by_loss(found: Runs) -> str:
     for name, group in groupby(firsts, key=lambda one: one[1]):
         each = [target for target, _ in group]
         ends = f"{each[0]:.2f} to {each[-1]:.2f}" if len(each) > 1 else f"{each[0]:.2f}"
-        parts.append(f"{name} from {ends}" if len(each) > 1 else f"{name} at {ends}")
-    return f"First by loss, in the mean of all seeds: {', '.join(parts)} bits." if parts else ""
+        parts.append(f"*{name}* ({ends} bits)")
+    if not parts:
+        return ""
+    return f"In the mean of all seeds, the first to reach a loss is {', '.join(parts)}."
 
 
 def quarter(found: Runs) -> str:
@@ -106,13 +109,15 @@ def quarter(found: Runs) -> str:
     spent = [sum(x["seconds"][: round(QUARTER * len(x["seconds"]))]) for x in runs]
     until = means({POST_LOCAL: runs}, 3.0)[POST_LOCAL]
     without = (
-        f"{NO_WARM_UP} is the same without it"
+        f"*{NO_WARM_UP}* is the same entrant without this quarter."
         if NO_WARM_UP in found
-        else f"without it, it is {PEER}, the fair peer, and has not been raced here"
+        else f"Without this quarter the entrant would do the same as *{PEER}*, which would be a "
+        "fairer comparison. We have not raced it so here."
     )
     return (
-        f"{POST_LOCAL} synchronises each step in its first quarter, a setting of ours: that is "
-        f"{statistics.fmean(spent):.1f} of its {until:.1f} seconds to 3 bits; {without}."
+        f"*{POST_LOCAL}* synchronises in each step of its first quarter. We chose this setting. "
+        f"The quarter takes {statistics.fmean(spent):.1f} of the {until:.1f} seconds to 3 bits. "
+        f"{without}"
     )
 
 
@@ -126,12 +131,13 @@ def borrowed(found: Runs, lines: Sequence[Line], link: int) -> str:
         return ""
     steps = {sum(x["steps"]) for x in here if x["entrant"] in short}
     others = [name for name in found if name not in short]
-    whole_here = f" but {', '.join(others)}" if others else ""
+    listed = ", ".join(f"*{name}*" for name in others)
+    whole_here = f"Only {listed} raced to the end on this link." if others else ""
     return (
-        f"On this link no entrant{whole_here} was trained to a loss: {min(steps)} steps of one "
-        "seed gave the seconds of a step, and the losses are those of whole races on another link, "
-        "so that the intervals hold the spread of losses alone."
-    )
+        f"{whole_here} Of {'the other' if others else 'all'} entrants we measured the seconds of a "
+        f"step here, over {min(steps)} steps of one seed. Their losses are from whole races on "
+        "another link, so their intervals have the spread of losses alone."
+    ).strip()
 
 
 def level() -> str:
@@ -141,12 +147,46 @@ def level() -> str:
         return ""
     two, three = (counted.bits[str(order)] for order in markov.ORDERS)
     return (
-        f"Markov models counted on the same {counted.train / 1e6:.1f} MB of training text reach "
-        f"{two:.2f} bits (order 2) and {three:.2f} bits (order 3) on the same "
-        f"{counted.test / 1000:.0f} kB of test text: 3 bits per byte is more than counting triples "
-        "of bytes gives, so the race is about the first steps of a training. Intervals hold seeds, "
-        "not other texts."
+        f"Markov models that are counted on the same {counted.train / 1e6:.1f} MB of training text "
+        f"reach {two:.2f} bits (order 2) and {three:.2f} bits (order 3) on the same "
+        f"{counted.test / 1000:.0f} kB of test text. A loss of 3 bits per byte is worse than both: "
+        "the race is about the first steps of a training. Intervals are over seeds, not over texts."
     )
+
+
+MEANINGS = (  # rows of a table: entrants, and what they do
+    ("dense", "Each step exchanges all gradients, without compression."),
+    ("half", "Numbers are sent in float16."),
+    ("8 bits, 4 bits", "A quantised all-reduce sends 8 or 4 bits for each number."),
+    ("rank 1, rank 2, rank 4", "PowerSGD compresses at this rank."),
+    ("rate 2-1", "Rank 2 while the learning rate is at least half of its peak, then rank 1."),
+    ("accordion", "ACCORDION chooses between rank 4 and rank 1 for each layer."),
+    (
+        "l-greco",
+        "L-GreCo chooses ranks 1 to 4 for the layers: the fewest floats with no more "
+        "error than rank 2 has.",
+    ),
+    ("every 8, every 32", "Workers average their models once in so many steps, uncompressed."),
+    ("4 bits every 8", "As *every 8*, with 4 bits for each number."),
+    ("post-local 8", "As *dense* in the first quarter, then as *every 8*."),
+    (
+        "qsr",
+        "The number of steps between two averages, at least 4, grows as the learning rate "
+        "falls (the quadratic synchronisation rule).",
+    ),
+    ("diloco 32", "As *every 32*, with an outer optimiser that has momentum."),
+    ("DDP", "Torch's DistributedDataParallel, without a hook or with torch's own hook."),
+    ("HSDP", "Torch's `fully_shard` over two shards and two replicas."),
+)
+
+
+def entrants() -> list[str]:
+    """A table of what the entrants do."""
+    return [
+        "| entrant | what it does |",
+        "|---|---|",
+        *(f"| {names} | {meaning} |" for names, meaning in MEANINGS),
+    ]
 
 
 def missing(grid: str) -> str:
@@ -154,17 +194,17 @@ def missing(grid: str) -> str:
     cells = get_grid(grid)
     outer = next((cells[name].outer for name in (DILOCO,) if name in cells), None)
     diloco = (
-        f" DiLoCo takes {STEPS // 32} outer steps and a last one, at the outer rate and momentum "
-        f"that its paper has for much longer runs ({outer.lr:g} and {outer.momentum:g}); neither "
-        "was tuned here."
+        f" DiLoCo takes {STEPS // 32} outer steps and a last one. Its outer learning rate and "
+        f"momentum ({outer.lr:g} and {outer.momentum:g}) are those that its paper uses for much "
+        "longer runs. We tuned neither."
         if outer
         else ""
     )
     return (
-        "Not raced: torch's hierarchical averager (`HierarchicalModelAverager`), Streaming DiLoCo, "
-        f"SparseLoCo, and plain accumulation of gradients over {PERIOD} steps.{diloco} All methods "
-        "take as many steps; with a slow link a user fixes the seconds, and would take more steps "
-        "with a method that is faster."
+        "We did not race torch's hierarchical averager (`HierarchicalModelAverager`), Streaming "
+        f"DiLoCo, SparseLoCo, or plain accumulation of gradients over {PERIOD} steps.{diloco} All "
+        "entrants take equally many steps. On a slow link a user would rather fix the seconds: a "
+        "faster method can then take more steps."
     )
 
 
@@ -193,7 +233,7 @@ def again(lines: Sequence[Line]) -> list[str]:
     ]
     if "DDP" not in both or len(both) == 1:
         return []
-    heads = "".join(f" {n} Mbit/s: ms / step | of DDP's | then |" for n in links)
+    heads = "".join(f" {n} Mbit/s: ms / step | by DDP's | then |" for n in links)
     rows = []
     for name in both:
         cells = []
@@ -206,10 +246,11 @@ def again(lines: Sequence[Line]) -> list[str]:
     return [
         "## Raced again with later code",
         "",
-        f"{len(both)} entrants with the code of version 0.4 on another processor, "
-        f"{later[-1]['processor']}, which is slower (`benchmarks/race_elsewhere.jsonl`): "
-        "milliseconds of a step, beside those of DDP in the same race, and what that share was in "
-        "the tables above. Means of up to three seeds; the losses are those of above.",
+        f"We raced {len(both)} entrants again, with the code of version 0.4, on another processor, "
+        f"which is slower: {later[-1]['processor']} (`benchmarks/race_elsewhere.jsonl`). The table "
+        "has the milliseconds of a step. Beside them it has these milliseconds divided by those of "
+        "DDP in the same race, and the same quotient in the tables above (*then*). All are means "
+        "of up to three seeds.",
         "",
         f"| entrant |{heads}",
         f"|---|{'---:|---:|---:|' * len(links)}",
@@ -234,10 +275,12 @@ def elsewhere(lines: Sequence[Line]) -> str:
     (ours, low, high), (theirs, least, most) = ends
     some = next(iter(whole.values()))
     return (
-        f"{some['entrant']} was raced on another processor, {some['processor']} "
-        "(`benchmarks/race_elsewhere.jsonl`), whose seconds do not compare with these tables. It "
-        f"is {PEER} by torch's means: its loss at the end is {ours:.2f} [{low:.2f}, {high:.2f}], "
-        f"that of {PEER} {theirs:.2f} [{least:.2f}, {most:.2f}]. They are not tested alike: {PEER} "
-        "as it was last synchronised, which is after the last step; torch's on each process as it "
-        f"is there, {(STEPS - 1) % PERIOD} steps after the last mean."
+        f"We raced *{some['entrant']}* on another processor, {some['processor']} "
+        "(`benchmarks/race_elsewhere.jsonl`). Its seconds cannot be compared with these tables. "
+        f"It does the same as *{PEER}*, with torch's own classes. Its loss at the end is "
+        f"{ours:.2f} [{low:.2f}, {high:.2f}], and the loss of *{PEER}* is "
+        f"{theirs:.2f} [{least:.2f}, {most:.2f}]. The two are not tested alike. "
+        f"We tested *{PEER}* after its last synchronisation, which follows the last step. "
+        "We tested torch's method on each process with the weights there, "
+        f"{(STEPS - 1) % PERIOD} steps after the last mean."
     )

@@ -42,6 +42,13 @@ NAMES = {  # in the figure
 }
 DASHES = ("-", (0, (6, 1.2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
 MARKERS = "osD^vP*Xph<>d8"  # of the entrants, for grey prints; those of torch are hollow
+READING = (
+    "**How to read the tables.** The loss is in bits per byte, on a text that neither the "
+    "training nor the choice of learning rates has seen. Brackets are 95 % t intervals over "
+    "seeds. *kB / step* is what the kernel counted on the link in one direction, with headers "
+    "and with the messages by which processes agree. *Predicted* has milliseconds and, in "
+    "brackets, how far they are from the measured ones."
+)
 Line = dict[str, Any]
 
 
@@ -98,10 +105,13 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
     out = [
         "# Seconds until a loss, on a slow link",
         "",
-        "This page races methods on a slow link: seconds of training until a loss. `python -m "
-        "benchmarks.race` measures; its docstring describes the method.",
+        "This page says how many seconds of training a method takes until it reaches a loss, if "
+        "the link between the nodes is slow. `python -m benchmarks.race` measures; its docstring "
+        "describes how.",
         "",
         "![Loss against seconds](race.png)",
+        "",
+        *race_notes.entrants(),
         "",
         race_notes.level(),
         "",
@@ -109,6 +119,7 @@ def page(models: Mapping[str, Sequence[Line]], system: str) -> str:
         "",
         *([said, ""] if (said := race_notes.elsewhere(next(iter(models.values())))) else []),
     ]
+    out += [READING, ""]
     for grid, lines in models.items():
         for link in dict.fromkeys(x["link"] for x in lines if x["stage"] == "race"):
             out += _table(PARAMETERS[grid], lines, link)
@@ -157,49 +168,46 @@ def _verdict(found: Mapping[str, Sequence[Line]]) -> str:
         mean = race_notes.means(found, target)
         first = min(mean, key=lambda name: mean[name])
         if not np.isfinite(mean[first]):
-            parts.append(f"No entrant reaches {target:g} with all seeds.")
+            parts.append(f"No entrant reaches {target:g} bits per byte with all seeds.")
         else:
             peer = race_notes.against_peer(found, first, target)
             torch = race_notes.against_torch(found, first, target)
-            beside = torch + peer if first.startswith(TORCH) else peer + torch
-            parts.append(f"{target:g} bits per byte: first **{first}**{beside}.")
-    return " ".join(parts)
+            beside = (torch, peer) if first.startswith(TORCH) else (peer, torch)
+            parts += [f"**{first}** is the first to reach {target:g} bits per byte.", *beside]
+    return " ".join(filter(None, parts))
 
 
 def _notes(models: Mapping[str, Sequence[Line]], system: str) -> list[str]:
     lines = [line for each in models.values() for line in each]
     machines = sorted({line["processor"] for line in lines if line["stage"] == "race"})
     floor = 1e3 * statistics.median(_free(next(iter(models.values())), "DDP"))
-    words = [
-        "The loss is in bits per byte, on text that neither training nor the choice of rates has "
-        "seen; intervals are 95 % t intervals over seeds. kB / step: what the kernel counted on "
-        "the link, in one direction, headers and the processes' agreement included. On the link "
-        "with a delay, and with the larger model at 100 Mbit/s, each entrant raced with one seed, "
-        "most for 100 steps; the other losses are those of whole races on other links, and the "
-        "intervals there have the spread of losses alone.",
-        "",
-    ]
+    words: list[str] = []
     for machine in machines:
-        words += [_predictions(models, machine), ""]
+        words += [*_predictions(models, machine), ""]
     return [
         *words,
-        "Likely causes of the largest errors, not tried: the two means of a step of l-greco differ "
-        "in size, and the record has their sum only; at 1000 Mbit/s what DistributedDataParallel "
-        "hides behind the larger model's backward pass takes the same cores. For races by an "
-        "earlier count the steps on unlimited links were the first five units of one seed. Some "
-        "races replace earlier ones: every 32, 8 and 4 bits on the link with a delay, after their "
-        "count was mended; all at 100 Mbit/s, and accordion, l-greco and rate 2-1 on the link with "
-        "a delay, because five units do not have the ranks of later ones (accordion +15 %, l-greco "
-        "-11 %). Losses of rank 1, accordion and l-greco differ at 1000 Mbit/s, likely because "
-        "PowerSGD's rounding was changed after these races.",
+        "The largest errors have likely causes, which we have not tested. The two means of a step "
+        "of *l-greco* differ in size, and the record has only their sum. At 1000 Mbit/s, DDP hides "
+        "communication behind the backward pass of the larger model, but both use the same cores.",
         "",
-        f"The floor, plain DDP with 115 k parameters on unlimited links: {floor:.0f} ms a step. "
+        "Some races replace earlier ones:",
+        "",
+        "- *every 32*, *8 bits* and *4 bits* on the link with a delay, because the count of their "
+        "collectives was wrong;",
+        "- all entrants at 100 Mbit/s, and *accordion*, *l-greco* and *rate 2-1* on the link with "
+        "a delay: we had predicted them from five units, which do not have the ranks of later "
+        "units (errors of +15 % for *accordion* and -11 % for *l-greco*).",
+        "",
+        "*rank 1*, *accordion* and *l-greco* have other losses at 1000 Mbit/s than on the other "
+        "links, likely because PowerSGD's rounding was changed after these races.",
+        "",
+        f"On unlimited links a step of plain DDP takes {floor:.0f} ms with 115 k parameters. "
         f"Four processes share 2 cores ({', '.join(machines)}; {system}).",
         "",
     ]
 
 
-def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
+def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> list[str]:
     """How far the predictions of the races on a processor were from what was measured."""
     here = {k: [x for x in lines if x["processor"] == machine] for k, lines in models.items()}
     races = {
@@ -209,10 +217,10 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
     }
     entrants = {place: _by_entrant(lines) for place, lines in races.items()}
     each = {place: [*map(mean, groups)] for place, groups in entrants.items()}
-    places = "; ".join(
-        f"{parameters}, {link} Mbit/s: {_wrong(pairs)}"
+    places = [
+        f"- {parameters} parameters, {link} Mbit/s: {_wrong(pairs)}"
         for (parameters, link), pairs in each.items()
-    )
+    ]
     right, pairs = (sum(x) for x in zip(*map(ordered, each.values()), strict=True))
     groups = [group for found in entrants.values() for group in found]
     single = [mean([line]) for group in groups for line in group]
@@ -221,18 +229,23 @@ def _predictions(models: Mapping[str, Sequence[Line]], machine: str) -> str:
     all_races = [(models[k], x) for k, v in here.items() for x in v if x["stage"] == "race"]
     early = sum(not _before(lines, one) for lines, one in all_races)
     earlier = (
-        f"; {early} of {len(all_races)} by an earlier count of the collectives" if early else ""
+        f" For {early} of {len(all_races)} races we counted the collectives in an earlier way, and "
+        "the steps on unlimited links were the first five units of one seed."
+        if early
+        else ""
     )
-    return (
-        f"Predicted, on {machine}: before the race, from steps on unlimited links and from "
-        f"the seconds of the same collectives alone there and on the link{earlier}. The error of "
-        "an entrant's seconds of a step, in the mean over its seeds, is "
-        f"{_wrong([x for y in each.values() for x in y])} "
-        f"({places}). Of single races it is {_wrong(single)}; steps of one entrant on one link "
-        f"differ by up to {drift:.0f} % between seeds. Of {pairs} pairs of entrants "
-        f"whose steps differ by more than {100 * CLEAR:.0f} %, {right} are predicted in the right "
-        "order."
-    )
+    return [
+        f"**How the seconds of a step were predicted** (on {machine}). We predicted them before "
+        "the race, from steps on unlimited links, and from the seconds that the same collectives "
+        f"take alone, on unlimited links and on the link.{earlier} The error of an entrant's mean "
+        f"over its seeds is {_wrong([x for y in each.values() for x in y])}:",
+        "",
+        *places,
+        "",
+        f"The error of a single race is {_wrong(single)}. Steps of one entrant on one link differ "
+        f"by up to {drift:.0f} % between seeds. Of {pairs} pairs of entrants whose steps differ by "
+        f"more than {100 * CLEAR:.0f} %, {right} are predicted in the right order.",
+    ]
 
 
 def _before(lines: Sequence[Line], race: Line) -> bool:

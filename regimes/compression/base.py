@@ -149,8 +149,9 @@ class Compressor(Bounded, ABC):
     @property
     def requires(self) -> frozenset[str]:
         """Name the capabilities that a job must offer, by the words of
-        ``regimes.base.capabilities``: here "learning_rate" and "gradient_unit", if the residual is
-        kept in the unit "update"."""
+        ``regimes.base.capabilities``. With ``residual="update"``, which keeps the residual as a
+        movement of the weights, these are "learning_rate" (the rate of each step is known) and
+        "gradient_unit" (gradients are exchanged). With ``residual="gradient"`` there are none."""
         needs = {
             LEARNING_RATE: self.reads_rate,
             GRADIENT_UNIT: self.residual != type(self).residual,

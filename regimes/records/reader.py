@@ -116,7 +116,8 @@ class Record:
         return self._changed(variant=variant)
 
     def called(self, name: str) -> Record:
-        """Return a copy in which the schedule has another name, which is also its role."""
+        """Return a copy in which the schedule has another name. Figures also take this name for
+        its role, the part that a schedule plays in them."""
         config = self.config | {"name": name, "role": name}
         return self._changed(header=self.header | {"config": config})
 

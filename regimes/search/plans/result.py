@@ -71,12 +71,21 @@ class Plan:
     def table(self) -> pd.DataFrame:
         """One row per method with a clock, the fastest first.
 
-        Columns: method; ``speed``, how many times as fast as dense it comes to a loss, with the
-        ends ``low`` and ``high`` of its 95 % interval; ``clock`` with ``clock_low`` and
-        ``clock_high``; ``step``, seconds of a step on the link; ``steps`` of the training in
-        question, and ``mb``, megabytes that a node sends in it; ``loss`` in its end, in the unit of
-        figures, with ``loss_low`` and ``loss_high``, nan where dense's curve does not reach so far;
-        ``rate``, the learning rate to train with; ``n``, seeds.
+        The columns are:
+
+        - ``method``;
+        - ``speed``: how many times as fast as dense (training without compression) the method
+          reaches a loss, with the ends ``low`` and ``high`` of its 95 % interval;
+        - ``clock``: how many steps of dense one of its steps is worth, with ``clock_low`` and
+          ``clock_high``;
+        - ``step``: the seconds of a step on the link;
+        - ``steps``: for how many steps there is time, and ``mb``: the megabytes that a node sends
+          in them;
+        - ``loss``: the loss after these steps, in the unit that figures have (percent, or bits per
+          byte), with ``loss_low`` and ``loss_high``; nan if no training with dense is known that
+          is long enough;
+        - ``rate``: the learning rate to train with;
+        - ``n``: the number of seeds.
         """
         import pandas as pd
 

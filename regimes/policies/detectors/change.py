@@ -28,8 +28,8 @@ class RelativeChange(Bounded):
     Attributes:
         eta: The relative change from which on an epoch is critical.
         interval: The number of epochs between two comparisons.
-        statistic: What is compared. "norm*lr" is the norm multiplied by the epoch's learning rate;
-            any other statistic may have "*lr", too.
+        statistic: What is compared. ``"norm*lr"`` is the norm multiplied by the epoch's learning
+            rate; any other statistic may have ``*lr``, too.
         per_layer: Judge each layer by itself, in place of the whole model.
         direction: "either", or "decay", which counts only falls, ``(old - new) / |old|``.
     """

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -317,12 +317,13 @@ def in_circles(modules: dict[str, ast.Module]) -> list[str]:
         path: ".".join(["regimes", *Path(path).with_suffix("").parts]).removesuffix(".__init__")
         for path in modules
     }
+    every = {*names.values()}
     arrows = {
         names[path]: {
             name
             for node in ast.walk(module)
-            for name in (*imported(node), *_imported_modules(node))
-            if name in names.values() and name != names[path]
+            for name in _imported_modules(node, every)
+            if name != names[path]
         }
         for path, module in modules.items()
     }
@@ -339,10 +340,15 @@ def in_circles(modules: dict[str, ast.Module]) -> list[str]:
     return [name for name in arrows if name in reached(name)]
 
 
-def _imported_modules(node: ast.AST) -> Iterator[str]:
-    """What ``from regimes.room import module`` may mean."""
+def _imported_modules(node: ast.AST, every: Collection[str]) -> Iterator[str]:
+    """The modules that a statement names. ``from regimes.room import module`` names the module,
+    and not the room's own names."""
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regimes."):
-        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        found = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name for name in found if name in every)
+        if all(name in every for name in found):
+            return
+    yield from (name for name in imported(node) if name in every)
 
 
 def imported(node: ast.AST) -> Iterator[str]:

@@ -15,6 +15,8 @@ from typing import Any
 import grimp
 import pytest
 
+from benchmarks import house
+
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (  # rooms that read, decide and draw, and what starts others
     "base.config",
@@ -68,6 +70,11 @@ def test_layers_and_circles() -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     assert done.returncode == 0, done.stdout
     assert "8 kept, 0 broken" in done.stdout
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor by way of others, for types, or inside of functions, which the contracts leave out."""
+    assert house.in_circles(house.sources(ROOT)) == []
 
 
 def test_the_study_has_few_rooms_and_arrows() -> None:

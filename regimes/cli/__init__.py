@@ -34,3 +34,5 @@ __all__ = [
     "tune",
     "watch",
 ]
+
+app.commands = {name: globals()[name] for name in __all__ if name != "app"}

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
@@ -21,7 +21,13 @@ from regimes.cost.options import JobOptions
 
 class _App(SubcommandApp):
     """`regimes --version` prints the version; `regimes figure NAME WORDS` passes all words to the
-    figure; a field of the configuration as an option is an error with the `--set` to write."""
+    figure; a field of the configuration as an option is an error with the `--set` to write.
+
+    Attributes:
+        commands: the functions of all commands by name, once all are registered.
+    """
+
+    commands: Mapping[str, Callable[..., object]] = {}
 
     def cli(self, **kwargs: Any) -> Any:
         check_no_empty_word(sys.argv[1:])
@@ -35,7 +41,7 @@ class _App(SubcommandApp):
 
                 return None if offered.begin_figure(name, words) else sys.exit(2)
             case [verb, *words] if not {"-h", "--help"} & {*words}:
-                _check_options(verb, words)
+                _check_options(verb, words, self.commands)
         return super().cli(**kwargs, config=(tyro.conf.DisallowNone,))  # "None" is not shown
 
 
@@ -49,11 +55,11 @@ Patterns = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("PATTERNS"
 Names = tyro.conf.UseAppendAction[Annotated[tuple[str, ...], named("NAME")]]
 
 
-def _check_options(verb: str, words: Sequence[str]) -> None:
+def _check_options(
+    verb: str, words: Sequence[str], commands: Mapping[str, Callable[..., object]]
+) -> None:
     """Raise ConfigError if an option of this command is a field for `--set`."""
-    from regimes import cli
-
-    known = list_options(getattr(cli, verb)) if verb in cli.__all__ else set()
+    known = list_options(commands[verb]) if verb in commands else set()
     if "set" not in known:
         return
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):

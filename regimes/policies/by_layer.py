@@ -12,6 +12,7 @@ from regimes.base.capabilities import declared_needs
 from regimes.base.errors import ConfigError, suggest_nearest, unexpected_value
 from regimes.policies.base import Decision, Policy, split_policy
 from regimes.policies.history import History, LevelCost, PastEpoch, as_history
+from regimes.policies.registry import make_policy
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,6 @@ class ByLayer:
 
 
 def _policy(table: Any, where: str) -> Policy:
-    from regimes.policies import make_policy
-
     if isinstance(table, dict):
         return make_policy(table, where)
     if isinstance(table, Policy):

@@ -18,13 +18,12 @@ from pathlib import Path, PurePosixPath
 from regimes.base import inputs
 from regimes.base.console.progress import track_progress
 from regimes.base.errors import RecordError, RegimesError
-from regimes.records import chain
+from regimes.records import chain, shown
 from regimes.records.branches import trunk_of
 from regimes.records.files import check_output, check_regular, write_output
 from regimes.records.lines import collection_paused, read_content
 from regimes.records.reader import Record, find_runs, load
 from regimes.records.selection import select_and_separate
-from regimes.records.shown import RunList
 
 LARGEST_ARCHIVE, LARGEST_EXTENSION = 2**33, 2**20  # bytes, unpacked
 DEEPEST = 100  # folders in folders: making and removing them recurses
@@ -32,6 +31,13 @@ PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 EXTENSIONS = (*PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 PREFIX, LOCK = "regimes-archive-", ".lock"  # of a scratch folder, and in it
 LOCKED = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+
+class RunList(list[Record]):
+    """Holds runs, as a list; a notebook shows a row for each schedule."""
+
+    def _repr_html_(self) -> str:
+        return shown.as_html(shown.of_schedules(self))
 
 
 class Member(tarfile.TarInfo):

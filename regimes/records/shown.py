@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from regimes.base.console.units import metric_unit
 from regimes.records.extent import format_progress
-
-if TYPE_CHECKING:
-    from regimes.records.reader import Record
+from regimes.records.schema import Header, Row
 
 
-class RunList(list["Record"]):
-    """Holds runs, as a list; a notebook shows a row for each schedule."""
+class Run(Protocol):
+    """Has what is shown of a `Record`."""
 
-    def _repr_html_(self) -> str:
-        by_name: dict[str, list[Record]] = {}
-        for run in self:
-            by_name.setdefault(run.name, []).append(run)
-        return as_html([_of_schedule(name, runs) for name, runs in by_name.items()])
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def header(self) -> Header: ...
+    @property
+    def rows(self) -> list[Row]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def finished(self) -> bool: ...
+    def tested_rows(self) -> list[Row]: ...
 
 
-def of_run(run: Record) -> dict[str, Any]:
+def of_schedules(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Describe each schedule of some runs in a few words."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+    return [_of_schedule(name, of_name) for name, of_name in by_name.items()]
+
+
+def of_run(run: Run) -> dict[str, Any]:
     """Describe a run in a few words."""
     shown = {
         "schedule": run.name,
@@ -36,7 +51,7 @@ def of_run(run: Record) -> dict[str, Any]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def _of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
+def _of_schedule(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     """All runs of a schedule; numbers are means."""
     ends = [end for run in runs if (end := _last_metric(run)) is not None]
     return {
@@ -48,20 +63,20 @@ def _of_schedule(name: str, runs: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _metric(run: Record, value: float | None) -> dict[str, float | None]:
+def _metric(run: Run, value: float | None) -> dict[str, float | None]:
     """A value of the metric, below its name with the unit in which it is shown."""
     name = run.header["metric"]
     factor, unit = metric_unit(name)
     return {f"{name}{unit}": None if value is None else factor * value}
 
 
-def _last_metric(run: Record) -> float | None:
+def _last_metric(run: Run) -> float | None:
     """The metric when it was tested last, nan if not finite; None: it was not tested yet."""
     tested = run.tested_rows()[-1:]
     return next((math.nan if row["metric"] is None else row["metric"] for row in tested), None)
 
 
-def _sent_megabytes(run: Record) -> float:
+def _sent_megabytes(run: Run) -> float:
     """MB that a worker has sent."""
     return math.fsum(row["bytes"] for row in run.rows) / 1e6
 

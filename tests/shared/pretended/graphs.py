@@ -148,15 +148,16 @@ class Capture:
     ) -> None:
         if capture_error_mode not in ("global", "thread_local", "relaxed"):
             raise RuntimeError(f"unknown capture error mode {capture_error_mode!r}")
-        self.graph, self.inside = cuda_graph, _inside(stream or Stream(name="capture"))
+        self.graph, self.stream = cuda_graph, stream or Stream(name="capture")
+        self.inside = _inside(self.stream)
 
     def __enter__(self) -> None:
         diary.waits["device"] += 1
         self.inside.__enter__()
-        diary.capturing = self.graph
+        diary.capture = self.graph, self.stream
 
     def __exit__(self, *error: Any) -> None:
-        diary.capturing = None
+        diary.capture = None, None
         self.inside.__exit__(*error)
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             self.graph.end()

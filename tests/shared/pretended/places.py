@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ HOST, PINNED, ANYWHERE = -1, -2, -3  # places beside the numbers of GPUs
 MANY = 20_000
 
 _marks: dict[int, tuple[int, StorageWeakRef]] = {}  # a weak reference keeps its key from new use
+_lock = threading.Lock()
 
 
 def place(tensor: Tensor) -> int:
@@ -40,13 +42,14 @@ def number(device: Any) -> int:
 def mark(tensor: Tensor, where: int) -> Tensor:
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
-    if where == HOST:
-        _marks.pop(storage._cdata, None)
-        return tensor
-    _marks[storage._cdata] = where, StorageWeakRef(storage)
-    if len(_marks) > MANY:
-        for key in [key for key, (_, storage) in [*_marks.items()] if storage.expired()]:
-            del _marks[key]
+    with _lock:  # backward, and a hook's exchange, run in other threads
+        if where == HOST:
+            _marks.pop(storage._cdata, None)
+            return tensor
+        _marks[storage._cdata] = where, StorageWeakRef(storage)
+        if len(_marks) > MANY:
+            for key in [key for key, (_, storage) in [*_marks.items()] if storage.expired()]:
+                del _marks[key]
     return tensor
 
 

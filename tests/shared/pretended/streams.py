@@ -35,7 +35,7 @@ class Diary:
 
     def __init__(self) -> None:
         self.ops: Counter[str] = Counter()
-        self.capturing: Any = None  # the graph, see ``graphs``
+        self.capture: tuple[Any, Any] = None, None  # the graph, see ``graphs``, and its stream
         self.graphs: Counter[str] = Counter()
         self.waits: Counter[str] = _Forbidden()
         self.copies: Counter[str] = _Forbidden()
@@ -43,6 +43,12 @@ class Diary:
         self.calls: list[str] = []
         self.streams: list[str] = []
         self.contexts: set[tuple[str, int]] = set()
+
+    @property
+    def capturing(self) -> Any:
+        """The graph, if it is captured in this thread's stream: other threads go on."""
+        graph, stream = self.capture
+        return graph if stream is _current() else None
 
     def clear(self) -> None:
         for part in (

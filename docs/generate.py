@@ -347,7 +347,12 @@ EXAMPLES = ("compressor.residual=update", "dtype=bfloat16", "data.augment=true",
 
 def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     """By part: what it needs, and the calls that can ask for it."""
-    from regimes.base.capabilities import OWN_COLLECTIVES, PROBE, declared_needs
+    from regimes.base.capabilities import (
+        CAPTURED_EXCHANGES,
+        OWN_COLLECTIVES,
+        PROBE,
+        declared_needs,
+    )
     from regimes.base.config import OuterConfig, RunConfig, override
     from regimes.compression.needs import compressor_needs
     from regimes.data import deficits
@@ -385,6 +390,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
     for part in outer_parts(OuterConfig(states="average", delay=1)):
         parts[f"`{part.field}`"] = frozenset(part.needs), (*TRAINER, "local_steps")
     parts["`scaler`"] = frozenset(), ("attach",)
+    parts["`attach(..., graphs=2)`"] = frozenset({CAPTURED_EXCHANGES}), ("attach",)
     return parts
 
 

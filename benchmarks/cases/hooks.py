@@ -77,15 +77,16 @@ def _network(name: str) -> nn.Module:
     return build_model("resnet18-cifar10", classes=10, channels=3, image_size=8, width=2)
 
 
-def _batch(name: str) -> tuple[Tensor, Tensor]:
+def batch(name: str) -> tuple[Tensor, Tensor]:
+    """Samples and targets for the network of this name."""
     if name == "GPT-2":
         return torch.randint(0, 32, (1, 4)), torch.randint(0, 32, (4,))
     return torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2,))
 
 
-def _wrap(name: str) -> DistributedDataParallel:
-    """With about as many buckets as the real network has."""
-    net = _network(name)
+def wrap(name: str, device: str = "cpu") -> DistributedDataParallel:
+    """The narrow network of this name, with about as many buckets as the real one has."""
+    net = _network(name).to(device)
     size = sum(parameter.numel() for parameter in net.parameters())
     cap = 25 * size / (124.4e6 / 1.9 if name == "GPT-2" else 11.17e6)
     return DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=cap)
@@ -95,10 +96,10 @@ class Case:
     """A model with a hook, and what its steps took."""
 
     def __init__(self, network: str, attach: Attach | None, device_path: bool = False) -> None:
-        self.model, self.device_path = _wrap(network), device_path
+        self.model, self.device_path = wrap(network), device_path
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.hook = None if attach is None else attach(self.model)
-        self.x, self.y = _batch(network)
+        self.x, self.y = batch(network)
         self.seconds: list[float] = []
 
     def step(self) -> None:

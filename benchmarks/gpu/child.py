@@ -1,8 +1,9 @@
 """What the campaign does in processes of its own.
 
 ``train FOLDER`` one run of ``$REGIMES_CONFIG``; ``alone FOLDER`` the same in a process group of one
-process on the device's own backend; ``hook DEVICE`` a DDP script with bucket views, a gradient
-scaler and clipping; ``island DEVICE SHARDS`` a model of FSDP2 in islands of so many shards.
+process on the device's own backend; ``hook DEVICE [GRAPHS]`` a DDP script with bucket views, a
+gradient scaler and clipping; ``island DEVICE SHARDS`` a model of FSDP2 in islands of so many
+shards.
 """
 
 from __future__ import annotations
@@ -67,9 +68,27 @@ def alone(folder: str) -> None:
     train(folder)
 
 
-def hook(device: str) -> None:
-    """20 steps; prints the first and last loss, and what was sent in shares of dense."""
+def hook(device: str, graphs: str = "") -> None:
+    """Some steps, which prints the first and last loss; with ``graphs`` once more, as so many CUDA
+    graphs, to the same bits."""
     place = join(device)
+    steps = 40 if graphs else 20
+    losses, weights = _hooked(device, place, steps, None)
+    everybodys = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybodys, weights, group=dist.new_group(backend="gloo"))
+    assert all(torch.equal(weights, other) for other in everybodys), "the replicas differ"
+    if graphs:
+        _, replayed = _hooked(device, place, steps, int(graphs))
+        assert torch.equal(weights, replayed), "graphs have changed the weights"
+    if dist.get_rank() == 0:
+        print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+    assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
+
+
+def _hooked(
+    device: str, place: torch.device, steps: int, graphs: int | None
+) -> tuple[list[float], torch.Tensor]:
+    """The losses of such steps, and the weights after them."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
@@ -77,12 +96,14 @@ def hook(device: str) -> None:
     model = DistributedDataParallel(net, gradient_as_bucket_view=True, bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler(device)
-    attached = regimes.attach(model, optimizer, policy="accordion", scaler=scaler, every=5)
+    attached = regimes.attach(
+        model, optimizer, policy="accordion", scaler=scaler, every=5, graphs=graphs
+    )
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
     x = torch.randn(64, 64, generator=generator).to(place)
     y = x[:, :10].argmax(1)
     losses = []
-    for _ in range(20):
+    for _ in range(steps):
         optimizer.zero_grad()
         with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
             loss = nn.functional.cross_entropy(model(x).float(), y)
@@ -92,15 +113,8 @@ def hook(device: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-    weights = torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()
-    everybodys = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
-    group = dist.new_group(backend="gloo")
-    dist.all_gather(everybodys, weights, group=group)
-    assert all(torch.equal(weights, other) for other in everybodys), "the replicas differ"
     attached.close()
-    if dist.get_rank() == 0:
-        print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    assert losses[-1] < losses[0], f"the loss rose from {losses[0]} to {losses[-1]}"
+    return losses, torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()
 
 
 def island(device: str, shards: str = "1") -> None:

@@ -211,6 +211,14 @@ def hook(number: int) -> Callable[[Place], str]:
     return check
 
 
+def hook_graphs(place: Place) -> str:
+    """The same script with the hook's CUDA graphs and without: the same bits."""
+    if not place.gpu:
+        return "not measured: a CPU has no graphs"
+    words = ended(start("hook", place.device, "4", processes=1))
+    return next(line for line in words.splitlines() if line.startswith("loss"))
+
+
 def island(number: int, shards: int = 1) -> Callable[[Place], str]:
     def check(place: Place) -> str:
         """A model of FSDP2, in islands of so many shards."""
@@ -346,6 +354,7 @@ CHECKS: dict[str, Callable[[Place], str]] = {
     "the same bits twice": same_bits,
     "killed and resumed": killed,
     "CUDA graphs": graphs,
+    "CUDA graphs, hook": hook_graphs,
     "2 processes": processes(2),
     "4 processes": processes(4),
     "2 processes, in buckets": processes(2, "bucket_mb=0.02"),

@@ -38,6 +38,7 @@ OWN_COLLECTIVES = "own_collectives"
 FULL_PRECISION = "full_precision"
 HALF_PARAMETERS = "half_parameters"
 CAPTURED_STEPS = "captured_steps"
+CAPTURED_EXCHANGES = "captured_exchanges"
 UNITS_BY_CALL = "units_by_call"
 NAMED_TASK = "named_task"
 LABELS = "labels"
@@ -65,6 +66,7 @@ MEANING = {
     FULL_PRECISION: "parameters are float32 or float64",
     HALF_PARAMETERS: "parameters may be bfloat16 or float16",
     CAPTURED_STEPS: "each step launches the same kernels",
+    CAPTURED_EXCHANGES: "each exchange launches the same kernels",
     UNITS_BY_CALL: "a unit ends where the script says so, between two steps",
     NAMED_TASK: "data set and network are named in the configuration",
     LABELS: "each sample is of one class",
@@ -189,6 +191,7 @@ def check(parts: Iterable[Part], modes: Collection[Mode]) -> None:
 
 _NO_DATA = "only gradients are seen here, not the training data: train with regimes.run"
 _ONLY_TRAINER = "only the trainer knows the optimiser's steps"
+_ONLY_DDP = "only what is exchanged in the buckets of DDP is captured"
 _NO_PARTS = "it is for what FSDP2 exchanges: attach_shards(model, mesh, scatter=...)"
 
 # of the trainer
@@ -247,7 +250,8 @@ BRANCH = Mode("in a branch", {NEW_START: "a branch shares it with its trunk"})
 PULSE = Mode(
     "in a branch with a length", {OWN_LENGTH: "a pulse ends as its trunk does, and shares it"}
 )
-ON_CPU = Mode("on a CPU", {CAPTURED_STEPS: "there is nothing to launch"})
+_NO_LAUNCH = "there is nothing to launch"
+ON_CPU = Mode("on a CPU", {CAPTURED_STEPS: _NO_LAUNCH, CAPTURED_EXCHANGES: _NO_LAUNCH})
 COMPILED = Mode("with compile", {CAPTURED_STEPS: "torch decides there what is captured"})
 RANDOM_MODEL = Mode(
     "with a model that draws random numbers",
@@ -298,6 +302,7 @@ SHARDED_MODEL = Mode(
     {
         WHOLE_LAYERS: "each process holds some rows of each layer",
         MODULE_PARTS: _NO_PARTS,
+        CAPTURED_EXCHANGES: _ONLY_DDP,
     },
 )
 ON_NODES = Mode(
@@ -314,6 +319,7 @@ SHARDED_COLLECTIVES = Mode(
         WORKER_GRADIENTS: "gradients are exchanged module by module, and then freed",
         STEP_UPDATES: "each process has its part of each module's reduced gradient",
         OWN_COLLECTIVES: "what FSDP2 exchanges is compressed, and nothing is sent beside it",
+        CAPTURED_EXCHANGES: _ONLY_DDP,
     },
 )
 WHOLE_GRADIENTS = Mode(

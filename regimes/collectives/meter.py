@@ -139,9 +139,11 @@ class Meter:
 
     def add_counts(self, other: Meter) -> None:
         """Add what another meter has counted."""
-        for i, traffic in other.layers.items():
-            self.layers[i] = self.layers[i] + traffic
-        tables = (self.calls, other.calls), (self.sent, other.sent), (self.dense, other.dense)
+        for request, times in other._waiting.items():  # few, of any number of layers
+            self._waiting[request] = self._waiting.pop(request, 0) + times
+        for i, traffic in other._layers.items():
+            self._layers[i] = self._layers[i] + traffic
+        tables = (self.calls, other.calls), (self._sent, other._sent), (self.dense, other.dense)
         for own, more in tables:
             for kind, count in more.items():
                 own[kind] = own.get(kind, 0) + count

@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, final
 
 import torch
@@ -271,6 +272,12 @@ class ProcessWorld(World):
     def _wait_for(self, collective: Any, *args: Any, **options: Any) -> None:
         """Call a collective, a method of a ``Group``, and wait: the host, or with NCCL the current
         stream alone."""
+        if self.listener is not None:
+            self.listener(partial(self._perform, collective, *args, **options))
+            return
+        self._perform(collective, *args, **options)
+
+    def _perform(self, collective: Any, *args: Any, **options: Any) -> None:
         self.faults.raise_failure()
         on_gpu = any(isinstance(x, Tensor) and x.device.type == "cuda" for x in args)
         if self.faults.watcher is not None and on_gpu:

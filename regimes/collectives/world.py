@@ -12,7 +12,8 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from regimes.collectives.layers import NO_LAYER, Layer
 from regimes.collectives.meter import Meter
 
 FEW = 1 << 16  # numbers; to copy fewer costs less than a launch
+Collective: TypeAlias = "partial[None]"  # of torch.distributed, with its tensors
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,11 @@ class World:
             mean is the worker's: its rows are made and joined by ``regimes.collectives.node``.
         divided: layers are also divided among processes of another group (tensor parallel).
         lockstep: something travels, so that layers are exchanged together, not one by one.
+        listener: gets each collective on tensors, in place of its being performed.
     """
 
     lockstep = False
+    listener: Callable[[Collective], None] | None = None
     divided = False
     node = False
 

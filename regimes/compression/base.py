@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regimes.base.capabilities import (
+    CAPTURED_EXCHANGES,
     CAPTURED_STEPS,
     GRADIENT_UNIT,
     LEARNING_RATE,
@@ -165,7 +166,7 @@ class Compressor(Bounded, ABC):
         if self.replayable:
             return {}
         why = "what it launches depends on values, or its class does not say replayable"
-        return {CAPTURED_STEPS: why}
+        return {CAPTURED_STEPS: why, CAPTURED_EXCHANGES: why}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regimes.base import capabilities
-from regimes.base.capabilities import Mode
+from regimes.base.capabilities import Mode, Part
 from regimes.base.config import Signal
 from regimes.base.console.units import format_quantity
-from regimes.base.errors import ConfigError, unexpected_value
+from regimes.base.errors import ConfigError, is_integer, require, unexpected_value
 from regimes.compression.scatter import QuantisedScatter
 from regimes.hook.ddp.hook import Hook
 from regimes.hook.ddp.nodes import GivenNodes
@@ -59,6 +59,7 @@ def attach(
     record: str | Path | RecordOptions | None = None,
     scaler: HasScale | None = None,
     nodes: GivenNodes = None,
+    graphs: int | None = None,
     timeout: float = 600.0,
 ) -> Hook:
     """Lets a model of DistributedDataParallel exchange compressed gradients, at a constant level or
@@ -127,6 +128,10 @@ def attach(
             Without it the nodes of the launcher (torchrun) are workers if this sends less between
             nodes and the numbers of the compressor cannot be added up on the way; process 0 says
             so. False: each process is a worker.
+        graphs: On a GPU, record what a step launches between two collectives as CUDA graphs and
+            replay them. This number is kept for each bucket, one for each combination of levels,
+            and the one that was used longest ago is dropped. No GPU has run it yet, only tests
+            that pretend one (docs/how-to/ddp.md). Unset: there are no graphs.
         timeout: The number of seconds after which a process that the others wait for counts as
             lost.
 
@@ -141,7 +146,7 @@ def attach(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout
     )
     source = DDPGradients(model, nodes)
-    hook = given.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS])
+    hook = given.make_hook(source, HookSteps, optimizer, [capabilities.WITHOUT_SHARDS], graphs)
     if nodes is None and source.nodes is not None and hook.world.rank == 0:
         # a node is a worker, and nobody has asked for it
         print(
@@ -350,11 +355,13 @@ class _HookArguments:
         steps: type[UnitSteps],
         optimizer: GivenOptimizer | None,
         modes: Sequence[Mode],
+        graphs: int | None = None,
     ) -> Hook:
         """A hook of these arguments on a model.
 
         Args:
             modes: those of the model; the others follow from the arguments.
+            graphs: as in `attach`.
 
         Raises:
             ConfigError: an argument is wrong, or does not go with another.
@@ -383,6 +390,13 @@ class _HookArguments:
         }
         found = [mode for mode, applies in conditions.items() if applies]
         capabilities.check(chosen.needed_parts(), [capabilities.HOOK, *modes, *found])
+        if graphs is not None:
+            require(is_integer(graphs, 1), "graphs", graphs, "a number from 1 up, or none")
+            named = f"with the compressor {type(chosen.compressor).__name__}"
+            where = [*modes, capabilities.mode_of(chosen.compressor, named)]
+            if source.device.type != "cuda":
+                where.append(capabilities.ON_CPU)
+            capabilities.check([Part("graphs", {capabilities.CAPTURED_EXCHANGES}, graphs)], where)
         if isinstance(source, DDPGradients):
             source.choose_nodes(chosen, [capabilities.HOOK, *modes, *found], float(self.timeout))
         hook = Hook(
@@ -396,6 +410,7 @@ class _HookArguments:
             steps,
             summarizes=options.summary,
             compares_weights=options.compare_weights,
+            graphs=graphs,
         )
         if nothing_named and hook.world.rank == 0:
             choices.warn_of_unnamed()

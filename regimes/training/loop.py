@@ -419,7 +419,9 @@ def take_step(
         losses = compute(batch.x, batch.y, batch.epoch, batch.step)
     finish = partial(_finish_step, gradients, exchange, losses)
     with clock.count_exchange(world):
-        return finish() if graphs is None else graphs.finish_step(levels, finish)
+        if graphs is None:
+            return finish()
+        return graphs.finish_step(levels, lambda: (exchange.begin_transfer(levels), finish())[1])
 
 
 def _finish_step(

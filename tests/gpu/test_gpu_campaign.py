@@ -133,7 +133,7 @@ def test_each_check_passes_on_the_cpu(
     place = Place(CPU, tmp_path)
     row = outcome(catalogue.measures(place)["correct", name], place)
     assert row["ok"], row["detail"]
-    assert ("not measured" in row["detail"]) == (name == "CUDA graphs")  # of a GPU alone
+    assert ("not measured" in row["detail"]) == name.startswith("CUDA graphs")  # of a GPU alone
 
 
 @pytest.mark.parametrize("name", ["compressor powersgd", "compressor acp-sgd"])

@@ -374,7 +374,7 @@ class RunConfig(Bounded):
         graphs: On a GPU, record each step as two CUDA graphs and replay them: one of forward and
             backward, one of the reduction. This number of graphs of the reduction is kept, one for
             each combination of levels, and the one that was used longest ago is dropped
-            (``training/graphs.py``). Unset: there are no graphs.
+            (``compression/graphs.py``). Unset: there are no graphs.
         channels_last: Use torch's memory layout of this name for activations. The layout of
             parameters does not change.
         device: The device: "auto", "cpu", "cuda" or "cuda:0".

@@ -75,8 +75,13 @@ class Hook(AttachedJob):
         *,
         summarizes: bool = True,
         compares_weights: bool = True,
+        graphs: int | None = None,
     ) -> None:
-        """``steps_class``: `HookSteps` or another `UnitSteps`."""
+        """
+        Args:
+            steps_class: `HookSteps` or another `UnitSteps`.
+            graphs: how many kinds of exchange of a bucket `HookSteps` keeps as CUDA graphs.
+        """
         self.source = source
         # in the closure the source alone: a reference to the hook would keep it alive
         self.weights = AttachedWeights(lambda: source.network, source.parameters, source.ignored)
@@ -123,6 +128,8 @@ class Hook(AttachedJob):
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
         )
+        if graphs is not None:
+            steps.use_graphs(graphs)
         self.world.guard.done = lambda: steps.total
         probed: dict[str, Any] = {}
         if chosen.probe is not None:
@@ -550,6 +557,7 @@ class Hook(AttachedJob):
         if not why:
             self._summarize()
         self.source.close()
+        self.steps.graphs = None  # and their memory
         if apart is not None:
             raise apart
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from regimes.base.config import AnyLevel
 from regimes.base.errors import ConfigError
 from regimes.base.precision import full_precision, is_half
 from regimes.base.torch_compat import foreach_copy_
@@ -33,7 +35,9 @@ from regimes.compression.exchange import (
     make_buckets,
     shows_in_updates,
 )
+from regimes.compression.graphs import ExchangeGraphs
 from regimes.compression.kernels import on_gpu
+from regimes.compression.recording import Recorder
 from regimes.compression.reducer import Reducer
 from regimes.hook.ddp.applied import AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
@@ -186,6 +190,12 @@ class HookSteps(UnitSteps, Exchange):
         self.stack, self.copies = self._make_stack(0), None
         self._forget_flags()
 
+    def use_graphs(self, most: int) -> None:
+        """Replay the exchange of each bucket as CUDA graphs from now on, of so many kinds."""
+        stream = None if self.background is None else self.background.stream
+        assert stream is not None  # on a GPU
+        self.graphs = ExchangeGraphs(self.reducer, most, Recorder(stream))
+
     # -- in the thread of backward, called by the source -------------------------------------
 
     def on_backward_start(self, first_layer: int | None = None) -> None:
@@ -230,6 +240,9 @@ class HookSteps(UnitSteps, Exchange):
 
     def finish_step(self) -> None:
         """Wait until all gradients of the step are overwritten."""
+        if self.graphs is not None and self.background is not None:
+            # now that backward has ended, which may draw random numbers or use other streams
+            self.background.submit(self.graphs.make_graphs)
         with self.clock.count_waiting(self.world):
             self._read_flags(self.finish_transfer())
 
@@ -313,19 +326,36 @@ class HookSteps(UnitSteps, Exchange):
             raise
 
     def _reduce_and_write(self, transfer: Transfer, bucket: Sequence[int]) -> None:
-        """All rounds of one bucket of a single row; the flag of a gradient that is not finite is
-        sent with the first."""
+        """All rounds of one bucket of a single row."""
         if not self.flags:
             self.reducer.scale = self.loss_scale.of_pass()
             # Here and not in the caller's thread: it may contain a collective, which must come
             # before those of the first bucket on all processes.
             self.run_check()
-        whole = rows = {i: transfer.rows[i] for i in bucket}
+        whole = {i: transfer.rows[i] for i in bucket}
+        work = partial(self._exchange_rows, whole, transfer.levels)
+        if self.graphs is None:
+            self.reducer.keep(bucket)
+            flag, means, *rows = work()
+        else:
+            written = [*whole.values(), *([] if self.copies is None else [self.stack])]
+            flag, means, *rows = self.graphs.run((*bucket,), transfer.levels, work, written)
+        self.own.update(zip(bucket, rows, strict=True))
+        self.flags.append(flag)
+        if len(means):
+            self.marks.append((bucket, means))
+        if not transfer.left:  # here: a static graph's first pass waits for it
+            self.source.release_gradients()
+
+    def _exchange_rows(self, whole: dict[int, Tensor], levels: Sequence[AnyLevel]) -> list[Tensor]:
+        """Exchange a bucket and write the updates over its rows; return its flag, the means of the
+        source's marks (none: empty), and the rows that this process exchanges. The flag of a
+        gradient that is not finite is sent with the first round."""
+        rows, bucket = whole, [*whole]
         exact = _in_full_precision(rows)
         if self.node is not None:
             exact = self.node.divide(exact)
             rows = {i: row.to(whole[i].dtype) for i, row in exact.items()}
-        self.own.update(rows)
         compressors = self.reducer.compressors
         shown = shows_in_updates([compressors[i] for i in bucket], [*rows.values()])
         # a flag of its own, unless a process that has none gets NaN in its updates anyway
@@ -333,7 +363,6 @@ class HookSteps(UnitSteps, Exchange):
         sent = [] if propagates else [finite_flag([*exact.values()])]
         if not propagates:  # NaN would spread in some compressors' codes
             fill_if_nonfinite([*exact.values()], sent[0], 0.0)
-        self.reducer.keep(bucket)
         on_cpu = not any(map(on_gpu, [*exact.values()][:1]))
         for i, row in exact.items() if on_cpu or self.copies is not None else ():
             if self.copies is not None:  # before the compressor may write to the row's memory
@@ -348,12 +377,10 @@ class HookSteps(UnitSteps, Exchange):
         if numbers:  # of one no copy: on a GPU it is a launch
             extra = (torch.cat(numbers) if len(numbers) > 1 else numbers[0])[None]
             layers = [NO_LAYER, *bucket]
-        updates = self.reducer.reduce(layers, exact, transfer.levels, extra)
+        updates = self.reducer.reduce(layers, exact, levels, extra)
         means = updates.pop(NO_LAYER) if numbers else torch.zeros(0)
-        if marks is not None:
-            self.marks.append((bucket, means[len(sent) :]))
         if shown:
-            flag, _ = flag_of_updates(self.reducer, bucket, updates, transfer.levels)
+            flag, _ = flag_of_updates(self.reducer, bucket, updates, levels)
         pairs = [(row[0], updates[i]) for i, row in rows.items()]
         pairs = [(row, update) for row, update in pairs if row.data_ptr() != update.data_ptr()]
         if pairs:
@@ -366,9 +393,7 @@ class HookSteps(UnitSteps, Exchange):
         fill_if_nonfinite([*rows.values()], flag, torch.nan)
         if self.node is not None:
             self.node.join(rows, whole)
-        self.flags.append(flag)
-        if not transfer.left:  # here: a static graph's first pass waits for it
-            self.source.release_gradients()
+        return [flag, means[len(sent) :], *rows.values()]
 
 
 def _in_full_precision(rows: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regimes.base.config import DENSE, AnyLevel
 from regimes.base.torch_compat import foreach_div
+from regimes.compression.graphs import ExchangeGraphs
 from regimes.compression.reducer import Reducer
 from regimes.hook.ddp.applied import UNKNOWN, AppliedSteps
 from regimes.hook.ddp.loss_scale import LossScale
@@ -42,12 +43,14 @@ class UnitSteps:
             made ``reversible`` here.
         applied: tells whether the last step was applied.
         loss_scale: what the loss of a pass is multiplied by.
+        graphs: replays what is exchanged; None: nothing is captured.
         by_process: no process holds whole layers: there is no full state, and another number of
             processes can load only ``sharded_state``, from the folder of all.
     """
 
     by_process = False
     warned = False
+    graphs: ExchangeGraphs | None = None
 
     def __init__(
         self,

@@ -23,6 +23,8 @@ compression/exchange.py Exchange._exchange_complete
 hook/ddp/steps.py HookSteps.exchange_bucket
     self._reduce_and_write: hook/ddp/steps.py HookSteps._reduce_and_write
 hook/ddp/steps.py HookSteps._reduce_and_write
+    self._exchange_rows: hook/ddp/steps.py HookSteps._exchange_rows
+hook/ddp/steps.py HookSteps._exchange_rows
     self.reducer.reduce: compression/reducer.py Reducer.reduce
 """
 SIMULATED = """

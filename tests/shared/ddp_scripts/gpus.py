@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -191,16 +192,7 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
         kind: "hook", "local steps", "shards", or "islands": of two shards, on four processes.
         put: put a wait into the reduction of a bucket, or of a module.
     """
-    with pretended.gpu(4) as diary, pytest.MonkeyPatch.context() as patch:
-        torch.cuda.set_device(f"cuda:{rank}")
-        patch.setattr(source, "Future", lambda devices: Future())
-        patch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
-        new_group = dist.new_group
-
-        def new(ranks: object, timeout: object, backend: str, **options: Any) -> Any:
-            return new_group(ranks, timeout, _gloo(backend), **options)
-
-        patch.setattr(dist, "new_group", new)
+    with nccl(rank) as (diary, patch):
         patch.setattr(dist, process_group.SCATTER, _scatter)  # gloo's own copies to the host
         if put:
             for owner, name in ((Reducer, "reduce"), (QuantisedReduction, "reduce_module")):
@@ -215,6 +207,22 @@ def attached(rank: int, kind: str, put: bool) -> list[int]:
         parts = diary.ops, diary.waits, diary.copies, diary.memory
         counts = [[part.total() for part in parts] for _ in step(rank)]
         return [b - a for a, b in zip(*counts[-2:], strict=True)]
+
+
+@contextlib.contextmanager
+def nccl(rank: int) -> Iterator[tuple[pretended.Diary, pytest.MonkeyPatch]]:
+    """GPUs that talk over NCCL, as far as a user's own loop can pretend."""
+    with pretended.gpu(4) as diary, pytest.MonkeyPatch.context() as patch:
+        torch.cuda.set_device(f"cuda:{rank}")
+        patch.setattr(source, "Future", lambda devices: Future())
+        patch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
+        new_group = dist.new_group
+
+        def new(ranks: object, timeout: object, backend: str, **options: Any) -> Any:
+            return new_group(ranks, timeout, _gloo(backend), **options)
+
+        patch.setattr(dist, "new_group", new)
+        yield diary, patch
 
 
 def _after_a_wait(reduce: Any, *args: Any) -> Any:

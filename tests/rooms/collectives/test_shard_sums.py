@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from regimes.collectives.layers import Traffic
 from regimes.collectives.process_group import Group
 from regimes.collectives.processes import ProcessWorld
+from regimes.collectives.world import by_type
 
 
 def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +34,12 @@ def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> 
     meter = world.take_meter(1)
     assert (meter.layers[0].floats, meter.layers[0].bytes) == (2 * many, 8 * many + 2)
     assert meter.sent["mean"] == 2 * many + 4
+
+
+@given(kinds=st.lists(st.sampled_from([torch.float32, torch.float16, torch.int64]), max_size=6))
+def test_each_tensor_travels_once_with_those_of_its_type(kinds: list[torch.dtype]) -> None:
+    groups = by_type([torch.zeros(1, dtype=kind) for kind in kinds])
+    assert sorted(itertools.chain(*groups)) == [*range(len(kinds))]
+    first = [kinds[group[0]] for group in groups]
+    assert [{kinds[i] for i in group} for group in groups] == [{kind} for kind in first]
+    assert first == sorted({*kinds}, key=str), "the same order on all processes"

@@ -6,13 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from regimes.policies import Accordion, BatchAccordion, PastEpoch
 from regimes.policies.detected import signal_values
 from regimes.policies.detectors import NormChange
-from regimes.policies.history import Reader, highest_rate, read_history, whole_history
+from regimes.policies.history import read_history, whole_history
 
 
 def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update") -> dict[str, Any]:
@@ -25,10 +23,6 @@ def row(norms: list[float | None], multiple: int = 1, name: str = "norm:update")
         "layers": {"level": ["low", "dense", "high"][: len(norms)]},
         "model": {"eigenvalue": 9.0},
     }
-
-
-def past_of(one: dict[str, Any]) -> PastEpoch:
-    return PastEpoch(one["lr"], one["next_lr"], one["statistics"], one["layers"]["level"])
 
 
 def test_a_norm_counts_as_often_as_the_batch_has_grown() -> None:
@@ -69,21 +63,6 @@ def test_a_policy_of_the_whole_model_reads_any_norm_that_was_recorded() -> None:
     assert signal_values(past, rule, 0) == [10.0, 5.0]
     assert signal_values(past, replace(rule, per_layer=False), 0) == [10.0, 5.0]
     assert signal_values(past, NormChange(), 0) == [5.0, 5.0]
-
-
-@given(changes=st.lists(st.sampled_from(["a row", "its loss"]), max_size=8))
-def test_a_growing_record_is_read_as_it_is_by_one_that_has_read_nothing(changes: list[str]) -> None:
-    """The loss of the last unit may arrive after its row."""
-    rows, reader = [row([1.0])], Reader()
-    for i, change in enumerate(changes, start=2):
-        reader.history(rows, past_of)
-        if change == "a row":
-            rows.append(row([float(i)]))
-        else:
-            rows[-1]["lr"] = float(i)
-        past = reader.history(rows, past_of)
-        assert past == [past_of(one) for one in rows]
-        assert highest_rate(past) == max(one[key] for one in rows for key in ("lr", "next_lr"))
 
 
 @pytest.mark.parametrize("norms", [[3.0, None, 4.0], []])

@@ -187,12 +187,13 @@ def points(ax: Axes) -> list[Any]:
     return [np.asarray(line.get_xydata()).tolist() for line in ax.lines]
 
 
-def test_curves_are_drawn_into_axes_of_ones_own() -> None:
+@pytest.mark.parametrize("options", [{}, {"column": "train_loss", "against": "floats"}])
+def test_curves_are_drawn_into_axes_of_ones_own(options: dict[str, Any]) -> None:
     done_runs = records("lm-demo")
     fig, (first, second) = plt.subplots(1, 2)
-    assert regimes.plot(done_runs, ax=second) is fig
+    assert regimes.plot(done_runs, ax=second, **options) is fig
     assert not first.lines
-    alone = regimes.plot(done_runs).axes[0]
+    alone = regimes.plot(done_runs, **options).axes[0]
     assert points(second) == points(alone)
     assert second.get_legend() is not None
     plt.close(fig)

@@ -321,7 +321,7 @@ def test_without_records_a_sentence_says_which_and_how_to_make_them(command) -> 
 
 
 def test_every_command_of_the_study_is_tried_below() -> None:
-    # a campaign trains for hours, provenance needs a checkout, predictions have no records
+    # a campaign trains for hours, provenance needs a checkout, predictions read several archives
     apart = {"figures", "campaign", "provenance", "predictions"}
     assert {*OTHERS, *apart} == {*commands()}
 

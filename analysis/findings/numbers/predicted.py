@@ -14,6 +14,8 @@ from ..sources import number, record_read, records
 from ..values import Interval, mean_of
 
 TRIALS = f"{FAST}-tune.json"
+# three seeds of 11 + 5 + 3 schedules of the grid, batches and TopK; one of signals, one at full width
+PLANNED = 59
 
 
 def _evidence() -> Evidence:
@@ -42,13 +44,16 @@ def fast_claims() -> str:
 
 @number
 def fast_counts() -> dict[str, int]:
-    """How many predictions and claims there are, and how many of each verdict."""
+    """How many runs have ended of those that are planned, how many predictions and claims there
+    are, and how many of each verdict."""
     evidence = _evidence()
     rows = predictions.judge(evidence)
     verdicts = rows["verdict"].to_list()
     outcomes = predictions.judge_claims(evidence, rows)["outcome"].to_list()
     claimed = {"supported": outcomes.count("supported"), "claims_open": outcomes.count("open")}
     return {
+        "runs": sum(map(len, evidence.runs.values())),
+        "planned": PLANNED,
         "predictions": len(verdicts),
         **{verdict: verdicts.count(verdict) for verdict in ("holds", "refuted", "open")},
         "claims": len(outcomes),

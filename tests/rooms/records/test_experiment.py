@@ -403,7 +403,7 @@ NO_MEAN = {  # read no records of ours, or draw one run
     "tables",  # of runs at the paper's scale: `test_tables`
     "14",
     "15",  # of a grid without committed records; as 12 and 13
-    "predictions",  # likewise: `test_predictions`
+    "predictions",  # a verdict for each; of several archives: `test_predictions`
 }
 QUICK = ("controls", "curves", "detectors", "figure3", "figure4a", "levels", "rivals")
 Begin = Callable[[Path, Path], object]

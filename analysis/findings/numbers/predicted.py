@@ -14,7 +14,7 @@ from ..sources import number, record_read, records
 from ..values import Interval, mean_of
 
 TRIALS = f"{FAST}-tune.json"
-# three seeds of 11 + 5 + 3 schedules of the grid, batches and TopK; one of signals, one at full width
+# three seeds of 11 + 5 + 3 schedules (the grid, batches, TopK); one of signals, one at full width
 PLANNED = 59
 
 

@@ -69,6 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[str] = set()
     if not config.getoption("--record-durations"):
         left_out = durations.cases_left_out(seconds, names)
+        left_out -= {item.nodeid for item in items if item.get_closest_marker("whole")}
     for item in items:
         if item.nodeid in left_out:
             item.add_marker(pytest.mark.slow)

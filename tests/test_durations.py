@@ -24,8 +24,18 @@ def test_the_cheapest_cases_run_and_one_of_each_function(budget: float, left_out
 
 
 def test_a_case_without_a_line_runs_in_the_place_of_recorded_ones() -> None:
-    found = durations.cases_left_out(SECONDS, [*SECONDS, "f::b[2]"], 0.0)
-    assert found == {"f::a[1]", "f::a[2]", "f::a[3]", "f::b[1]"} - {"f::a[1]"}
+    found = durations.cases_left_out(SECONDS, [*SECONDS, "f::a[4]"], 0.0)
+    assert found == {"f::a[1]", "f::a[2]", "f::a[3]"}
+
+
+def test_cases_that_share_what_took_the_seconds_all_run() -> None:
+    seconds = {"f::a[1]": 9.0, "f::b[1]": 1.0}
+    collected = ["f::a[1]", "f::a[2]", "f::b[1]", "f::b[2]", "f::b[3]"]
+    assert durations.cases_left_out(seconds, collected, 0.0) == set()
+    assert durations.cases_left_out({**seconds, "f::b[2]": 2.0}, collected, 0.0) == {
+        "f::b[1]",
+        "f::b[2]",
+    }
 
 
 def test_what_ran_replaces_its_lines_and_what_is_gone_loses_them(

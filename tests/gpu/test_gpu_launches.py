@@ -71,6 +71,7 @@ def exceeded(found: Counts, bound: Counts) -> list[str]:
     return [f"{name}: {n}, at most {most}" for name, n, most in pairs if n > most]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in STEPS]
 )
@@ -87,6 +88,7 @@ def test_what_has_no_bounds_is_named() -> None:
     assert STEPS.keys() == BOUNDS.keys()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("put", [waiting, copying, taking])
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_put_into_a_part_is_seen(

@@ -17,8 +17,10 @@ HEADER = f"""\
 # CPU seconds of tests, children included, written by `make durations`; one below
 # {WORTH_A_LINE} s has no line. Parametrised cases of this file run in `make test` from the cheapest
 # on, until {BUDGET:.0f} s are spent; the others count as slow. A function that would have no case
-# left keeps its cheapest. A test that is no case, or has no line, always runs. Files run in the
-# order of their seconds, the longest first.
+# left keeps its cheapest. A test that is no case, or has no line, always runs. So do all cases of
+# a function that is marked "whole", and of one at most half of whose cases have a line: they share
+# what took the seconds, and whichever ran first would pay for it. Files run in the order of their
+# seconds, the longest first.
 """
 
 
@@ -41,15 +43,20 @@ def cases_left_out(
         seconds: of all tests of the file.
         collected: names of tests, without those that are marked slow.
     """
-    spent, too_many = 0.0, set()
-    for name in sorted(seconds, key=lambda name: (seconds[name], name)):
-        if "[" in name:
-            spent += seconds[name]
-            if spent > budget:
-                too_many.add(name)
     cases = defaultdict(list)
     for name in collected:
         cases[function_of(name)].append(name)
+    shared = {
+        function
+        for function, names in cases.items()
+        if 2 * len(seconds.keys() & {*names}) <= len(names)
+    }
+    spent, too_many = 0.0, set()
+    for name in sorted(seconds, key=lambda name: (seconds[name], name)):
+        if "[" in name and function_of(name) not in shared:
+            spent += seconds[name]
+            if spent > budget:
+                too_many.add(name)
     for names in cases.values():
         if too_many.issuperset(names):
             too_many.discard(min(names, key=lambda name: (seconds[name], name)))

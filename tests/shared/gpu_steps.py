@@ -270,7 +270,7 @@ BOUNDS = {  # waits of a run include those of first uses, which later runs of a 
     "deficit noise": Counts(113, 0, 0, 133, 78),
     "deficit labels": Counts(109, 0, 0, 129, 79),
     "deficit gradient-noise": Counts(229, 0, 1, 249, 77),
-    "local steps": Counts(415, 0, 0, 441, 57),
+    "local steps": Counts(414, 0, 0, 440, 57),
     "dense, graphs": Counts(21, 0, 0, 28, 101),  # with two replays; a run waits for two comparisons
     "powersgd, graphs": Counts(21, 0, 0, 28, 118),
     "quantise, graphs": Counts(22, 0, 1, 28, 88),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from regimes.cost.nodes import (
     parse_seconds,
     read_device,
     read_links,
+    require_link,
 )
 from regimes.cost.nodes import USUAL as USUAL_DEVICE
 from regimes.cost.options import JobOptions
@@ -170,13 +171,10 @@ def _links(options: JobOptions) -> dict[str, Network]:
         if text is not None:
             links[name] = Network.parse(text)
     needed = {"within": options.gpus > 1, "between": options.nodes > 1}
-    for name in [name for name in usual if needed[name] and name not in links and options.links]:
+    for name in [name for name in usual if needed[name] and options.links is not None]:
         count = "--gpus 1" if name == "within" else "--nodes 1"
-        raise ConfigError(
-            f"--links {options.links} has no {name!r}, because no two of the processes that wrote "
-            f"it were {'on one machine' if name == 'within' else 'on different machines'}: give "
-            f"--{name}, e.g. --{name} 10Gbit/s,50us, or {count}"
-        )
+        give = f"give --{name}, e.g. --{name} 10Gbit/s,50us, or {count}"
+        require_link(name, links, cast("Path", options.links), give)
     return usual | links
 
 

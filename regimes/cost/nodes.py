@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -263,3 +264,18 @@ def read_links(path: Path) -> dict[str, Network]:
     ) as error:
         what = repr(error) if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"--links {path} cannot be read ({what[:200]}): {write}") from None
+
+
+def require_link(name: str, links: Mapping[str, Network], path: Path, remedy: str) -> None:
+    """Raise ConfigError if a file of links lacks one that the job needs.
+
+    Args:
+        name: ``within`` or ``between``.
+        remedy: what to write instead.
+    """
+    if name not in links:
+        where = "on one machine" if name == "within" else "on different machines"
+        raise ConfigError(
+            f"--links {path} has no {name!r}, because no two of the processes that wrote it were "
+            f"{where}: {remedy}"
+        )

@@ -15,7 +15,7 @@ from regimes.collectives.launcher import read_launch
 from regimes.cost.methods import parse_method, parse_methods
 from regimes.cost.models import Model
 from regimes.cost.network import FASTEST, Network
-from regimes.cost.nodes import WITHIN, DataParallelJob, parse_seconds, read_links
+from regimes.cost.nodes import WITHIN, DataParallelJob, parse_seconds, read_links, require_link
 from regimes.records.files import record_folder
 from regimes.search.plans.dense_curve import read_curve
 from regimes.search.plans.result import Plan
@@ -141,6 +141,10 @@ def _job(
     require(workers % gpus == 0, "gpus", gpus, f"a number that divides the {workers} workers")
     found = {} if links is None else read_links(Path(links))
     between = Network.parse(link) if isinstance(link, str) else link
+    if links is not None and gpus > 1:  # else all workers have one kind of link
+        require_link("within", found, Path(links), "leave --gpus out")
+        if between is None and workers > gpus:
+            require_link("between", found, Path(links), f"give --gpus {workers}")
     between = between or found.get("between") or found.get("within")
     require(between is not None, "links", str(links), "a file with a link")
     return DataParallelJob(

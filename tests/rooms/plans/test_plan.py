@@ -202,6 +202,17 @@ def test_links_of_a_file_are_those_that_a_cost_has(link: str | None, tmp_path: P
     assert ours.within == Network(**fast)
 
 
+@pytest.mark.parametrize(("missing", "gpus"), [("within", 2), ("within", 4), ("between", 2)])
+def test_a_link_that_a_file_lacks_is_not_made_up(missing: str, gpus: int, tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    other = {"within": "between", "between": "within"}[missing]
+    path.write_text(json.dumps({other: {"bandwidth": 2e9, "latency": 1e-6}}))
+    with pytest.raises(ConfigError, match=f"has no '{missing}'"):
+        _job(None, path, gpus, 4)
+    if missing == "between":  # of workers that are each a node, or all on one, no other is needed
+        assert _job(None, path, 1, 4).between == _job(None, path, 4, 4).within == Network(2e9, 1e-6)
+
+
 def test_probes_take_the_time_of_this_machine_whatever_a_step_takes_elsewhere() -> None:
     methods = [parse_method("dense"), parse_method("dense/8")]
     _, prices, _ = price_methods(get_preset("smoke"), methods, job(Network(1e6, 1e-3)), compute=1e3)

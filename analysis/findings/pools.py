@@ -1,8 +1,8 @@
 """Blocks of seeds pooled: only if configuration, code and data are the same.
 
 A block is the folder or archive of a grid; blocks were run at different times. They may be pooled
-if, for each chosen schedule, they are the same experiment (`records.experiment`) and of the same
-code, or of codes that are declared to train the same bytes (`BIT_EQUAL`).
+if, for each chosen schedule, they are the same experiment (`records.same_experiment`) and of
+the same code, or of codes that are declared to train the same bytes (`BIT_EQUAL`).
 """
 
 from __future__ import annotations

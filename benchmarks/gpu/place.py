@@ -25,7 +25,7 @@ from regimes.data.classification import ImageTask
 from regimes.data.images import Images
 from regimes.records import read_lines
 from regimes.search.processes import die_with_parent
-from regimes.training.numerics import Numerics
+from regimes.training.torch_flags import Numerics
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}

@@ -1,4 +1,5 @@
-"""The application of the subcommands, and what their words have in common."""
+"""The application of the subcommands, and what their words have in common. A field of the
+configuration written as an option is refused here, with the ``--set`` to write."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from regimes.base.config import RunConfig
-from regimes.base.console.arguments import named
+from regimes.base.console.metavars import named
 from regimes.base.errors import ConfigError
 from regimes.cost.options import JobOptions
 

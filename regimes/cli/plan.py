@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from regimes.base.console import stdout
-from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.console.metavars import LEFT_OUT, named
 from regimes.cli.app import Settings, app, welcome_plug_ins
 from regimes.presets import read_configuration
 

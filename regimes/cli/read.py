@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.console.metavars import LEFT_OUT, named
 from regimes.base.errors import ConfigError
 from regimes.cli.app import Conditions, Settings, app, welcome_plug_ins
 from regimes.cost.options import JobOptions, changed_options

@@ -10,7 +10,7 @@ import tyro
 from regimes import presets as _presets
 from regimes.base.config import RunConfig, read_value, to_dict, to_toml
 from regimes.base.console import stdout
-from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.console.metavars import LEFT_OUT, named
 from regimes.base.console.tables import Table
 from regimes.base.console.units import metric_unit
 from regimes.base.errors import require

@@ -72,7 +72,7 @@ def whole_model(
     if not groups:
         raise ConfigError("whole_model: no module of the model is divided by fully_shard")
     (_, rows), *_ = groups[0]
-    with whole_weights(model, World(1)):
+    with whole_weights(model, World(1)):  # of no job: nothing is counted
         yield partial(mean_over, rows.device_mesh if mesh is None else mesh)
 
 
@@ -142,7 +142,7 @@ def _make_whole(module: nn.Module, replaced: dict[int, nn.Parameter], stack: Exi
         if id(now) in replaced:
             table[name] = replaced[id(now)]
             stack.callback(table.__setitem__, name, now)
-    for kind in FORWARD_HOOKS:  # those of the user among them
+    for kind in FORWARD_HOOKS:  # a user's own stay
         hooks = getattr(module, kind)
         own = OrderedDict(
             (key, hook)

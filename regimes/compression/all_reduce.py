@@ -34,7 +34,7 @@ from regimes.compression.codes import (
     write_packed,
 )
 from regimes.compression.elementwise import Rounding
-from regimes.compression.layout import PlacedRows, UniformNoise, draw_noise, make_layout
+from regimes.compression.kernel_layout import PlacedRows, UniformNoise, draw_noise, make_layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,9 @@ class State(Workspace):
         key: The key of the layer's random numbers, (seed, layer name).
         first_worker: The first of the workers that this process hosts.
         workers: The number of workers that send.
-        hosted: The workers of the rows, if these draw no numbers of their own. None: the
-            consecutive ones from ``first_worker``.
+        hosted: The workers as which the rows draw random numbers (``own_seeds``), if these have
+            other numbers in the whole job, as within a replica. None: the consecutive ones from
+            ``first_worker``.
         shard: The rows of the layer that are here. None: all.
         inner: The shape of each matrix of the layer, if its rows are matrices and its compressor
             reads them so (``Layer.inner``). None: the layer is one matrix.
@@ -255,6 +256,8 @@ class Bucket:
         whole = end_to_end(self.deltas)
         if self.feedback:
             parts = whole.split(self.sizes, dim=1)
+            # In place, in the list of this `Turn`, which must know where its residuals lie. What
+            # was made of the old places is of no use any more.
             for i, (part, state) in enumerate(zip(parts, self.states, strict=True)):
                 self.deltas[i] = state.residual = part.view(self.deltas[i].shape)
             self._of_deltas.clear()

@@ -32,8 +32,8 @@ from regimes.compression.codes import (
     weighted_sums,
     write_packed,
 )
+from regimes.compression.kernel_layout import Layout, PlacedRows, UniformNoise, make_layout
 from regimes.compression.kernels import on_gpu, random_rows
-from regimes.compression.layout import Layout, PlacedRows, UniformNoise, make_layout
 
 BLOCK = 256  # numbers for which a layer's scale is read once
 

@@ -25,7 +25,7 @@ from regimes.compression.all_reduce import (
     wire_bytes,
 )
 from regimes.compression.codes import Rows
-from regimes.compression.layout import PlacedRows, make_layout
+from regimes.compression.kernel_layout import PlacedRows, make_layout
 
 
 class Pieces:

@@ -1,8 +1,8 @@
 """The clock of each method where it was measured, from ``clocks.toml``; no torch.
 
 A method's clock is the number of dense's steps that one of its steps is worth, each at its own best
-learning rate (docs/findings/clock.md). Times dense's seconds of a step over the method's it is how
-many times as fast as dense the method comes to a loss.
+learning rate (docs/findings/clock.md). So a method comes to a loss so many times as fast as dense:
+its clock * (dense's seconds of a step / its own).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Setting:
     """Says where clocks were measured.
 
     Attributes:
-        grid: whose schedules were trained; empty: the records are lines of losses.
+        grid: whose schedules were trained; empty: ``records`` is a file of losses, without runs.
         name: of the data.
         parameters, optimizer, steps: of the training.
         n: seeds.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from regimes.base.console.arguments import LEFT_OUT, named
+from regimes.base.console.metavars import LEFT_OUT, named
 
 
 @dataclass(frozen=True)

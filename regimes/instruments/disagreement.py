@@ -26,7 +26,7 @@ class Disagreement:
     gaps span a part of the Hessian's dominant subspace (Dimlioglu, Topollai & Choromanska 2026,
     arXiv 2605.27739); no further pass through the model is needed.
 
-    - ``disagreement``, per layer and of the model: the root mean square of |d_w|, as ``spread``.
+    - ``disagreement``, per layer and of the model: the root mean square of |d_w|.
     - ``disagreement:top``, likewise: the share of the squared gaps along their leading direction,
       s_1^2 / sum s_i^2 with the singular values s_i of the gaps as rows. From 1 / (W - 1), where
       all directions are alike, to 1 for a single one, which two workers always have. NaN without
@@ -121,6 +121,7 @@ def _mean_share(
     where the mean or all gaps are zero."""
     along = products.mean(1) - products.mean()  # <d_w, m>
     real = squares > TINY * squares[-1].clamp(min=0)
+    # u_i = sum_w ways[w, i] d_w / s_i are orthonormal, so |P m|^2 is the sum of <u_i, m>^2
     inside = ((ways.T @ along)[real].square() / squares[real]).sum()
     size = float(products.mean())
     return float(inside) / size if size > 0 and bool(real.any()) else None

@@ -46,6 +46,7 @@ def apply_set_level(
     names, reasons = list(decided.names), list(decided.why)
     for i in compressed:
         names[i], reasons[i] = entry["level"], reason
+    # these are of the compressed layers alone (`Levels`)
     decisions = {i: Decision(entry["level"], reason) for i in decided.decisions}
     return replace(decided, names=names, why=reasons, decisions=decisions)
 

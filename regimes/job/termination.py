@@ -104,7 +104,7 @@ class GracefulShutdown:
         if number == signal.SIGTERM:
             if not self.asked:
                 self.asked, self._since = True, time.monotonic()
-                if self._before[number] is _remember:
+                if self._before[number] is _remember:  # no later run of this process starts, too
                     _remember(number, frame)
                 # SIGALRM enforces the grace time; a timer of 0 would never fire
                 signal.setitimer(signal.ITIMER_REAL, max(self.grace, 1e-6))

@@ -1,4 +1,4 @@
-"""The common style of all figures: theme, captions, axes, files."""
+"""The common style of all figures: theme, captions, axes, files. Colours of lines: `looks`."""
 
 from __future__ import annotations
 

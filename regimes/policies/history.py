@@ -129,7 +129,7 @@ class Reader:
     def history(self, rows: Sequence[Row], read: Callable[[Row], PastEpoch]) -> History:
         """Return ``read`` of all rows; the function must be the same at each call."""
         past, count = self._past, self._count
-        continues = len(past) == count <= len(rows)
+        continues = len(past) == count <= len(rows)  # not if ``read`` raised within the last call
         if not continues or (count and rows[count - 1] is not self._last):
             past = History()
         elif count and read(self._last) != past[-1]:
@@ -179,7 +179,7 @@ def whole_epoch(row: Row, signal: str, table: Literal["batch", "sync"]) -> PastE
         if Statistic.parse(name).is_norm:
             statistics[name] = [root_of_squares(values)]
     statistics["norm"] = _scale_norms(statistics.get(norm_of(signal), [None]), row, signal)
-    level = row.get(table, {}).get("level") or "low"
+    level = row.get(table, {}).get("level") or "low"  # of a run without a policy of this table
     model = {"train_loss": row.get("train_loss"), **row.get("model", {})}
     return PastEpoch(row["lr"], row["next_lr"], statistics, [level], model)
 

@@ -10,9 +10,9 @@ from regimes.base.config import BranchConfig, RunConfig, override_table
 from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.presets.registry import Grid
 
-KEYS = ("of", "at", "length", "skip")
+KEYS = ("of", "at", "length", "skip")  # of the table; see `BranchConfig`
 FROM = " from "  # between a schedule's name and the first unit of a branch, in the name of a cell
-NO_BRANCH = ("base", "rate", "rates", "statistics")  # a branch has its trunk's
+OF_TRUNK = ("base", "rate", "rates", "statistics")  # keys that its schedule cannot have
 
 
 def branches_of(
@@ -33,17 +33,17 @@ def branches_of(
         ConfigError: a table or key that is none, no such trunk, a wrong value.
     """
     table, units = changes["branch"], _units(where, changes["branch"])
-    for key in NO_BRANCH:
+    for key in OF_TRUNK:
         expected = "no such key: a branch has its trunk's"
         require(key not in changes, f"{where}.{key}", changes.get(key), expected)
     of, fields = table["of"], {k: v for k, v in changes.items() if k != "branch"}
-    trunks = of_schedule.get(of) or [of] * (of in cells)
+    trunks = of_schedule.get(of) or [of] * (of in cells)  # else one cell, such as "low at 0.1"
     if not trunks:
         raise ConfigError(f"{where}.branch.of = {of!r}: {suggest_nearest(of, cells)}")
     branches: list[RunConfig] = []
     for trunk in trunks:
         for unit in units:
-            own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"
+            own = f"{name}{FROM}{unit}{trunk.removeprefix(of)}"  # which leaves " at RATE", if any
             branch = BranchConfig(trunk, unit, table.get("length"), table.get("skip"))
             base = replace(cells[trunk], name=own, role=None, branch=None)
             try:

@@ -9,7 +9,7 @@ reader reports. No torch.
 A branch has rows of its own units alone; readers put its trunk's before them (`branches`).
 
 `writer` writes records by `files`, `lines` reads them by `schema`, `reader` makes a `Record`.
-`experiment` decides which runs are seeds of the same experiment, by their `fields`, and
+`same_experiment` decides which runs are seeds of the same experiment, by their `fields`, and
 `selection` which of them a command reads.
 """
 
@@ -29,16 +29,6 @@ from regimes.records.branches import (
     trunk_table,
 )
 from regimes.records.chain import find_edit
-from regimes.records.experiment import (
-    check_same,
-    check_same_experiment,
-    identify_experiment,
-    list_variants,
-    mixed_circumstances,
-    separate_experiments,
-    sibling_difference,
-    write_notes,
-)
 from regimes.records.extent import (
     Sent,
     count_exchanges,
@@ -60,6 +50,16 @@ from regimes.records.hook_fields import NOT_RECORDED, OWN, unknown_fields
 from regimes.records.lines import read_events, read_header, read_lines
 from regimes.records.reader import Record, find_runs, load
 from regimes.records.reporting import check_reporters, make_reporters
+from regimes.records.same_experiment import (
+    check_same,
+    check_same_experiment,
+    identify_experiment,
+    list_variants,
+    mixed_circumstances,
+    separate_experiments,
+    sibling_difference,
+    write_notes,
+)
 from regimes.records.schema import Event, Header, Row
 from regimes.records.selection import (
     last_metric,

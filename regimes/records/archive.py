@@ -115,7 +115,7 @@ def load_all(*folders: str | Path, where: Sequence[str] = ()) -> list[Record]:
     """Reads every run in or under some folders, or in archives that ``regimes pack`` wrote.
 
     If runs of one name are not seeds of the same experiment, they get names of their own; see
-    `experiment.separate_experiments`.
+    `same_experiment.separate_experiments`.
 
     >>> runs = load_all("data/reference/smoke-resnet8.tar.xz")
     >>> sorted({run.name for run in runs})[:3]

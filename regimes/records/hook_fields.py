@@ -12,12 +12,14 @@ from typing import Any, cast
 from regimes.records.schema import Header, is_hooked
 
 OWN = "own"  # in place of the unknown name of data or of an optimiser
+# Keys of a hook's configuration that are known: of every hook, and of local steps.
 COMPRESSION = ("compressor", "levels", "policy", "start_compressing_after", "signal")
 KNOWN = ("name", "seed", "unit_steps", "workers", "batch_size", *COMPRESSION, "dtype")
 LOCAL_STEPS = ("sync_policy", "sync_levels", "outer")
+# Fields that readers look for in every run.
 OPTIMIZER = ("optimizer.name", "optimizer.options", "optimizer.schedule")
 LOOKED_FOR = ("data", "batch_size", *OPTIMIZER, "precision", "deterministic")
-NOT_RECORDED = "not recorded"
+NOT_RECORDED = "not recorded"  # in place of such a field, in a text
 
 
 def without_defaults(header: Header) -> Header:
@@ -30,6 +32,7 @@ def without_defaults(header: Header) -> Header:
     keys += [key for key in ("instruments", "gather", "nodes") if config.get(key)]
     known = {key: config[key] for key in keys if key in config}
     known |= {key: {"name": config[key]["name"]} for key in ("data", "model")}
+    # how long the script will train, nobody has said
     known |= {"epochs": None, "optimizer": _optimizer(config.get("optimizer") or {})}
     return cast("Header", {**header, "config": known})
 

@@ -107,7 +107,7 @@ class Record:
 
     @cached_property
     def identity(self) -> Fields:
-        """Return the fields in which all runs of the experiment agree, see `experiment`."""
+        """Return the fields in which all runs of the experiment agree, see `same_experiment`."""
         yoked = ("policy.layers",) if self.config["name"].startswith(YOKED) else ()
         return identifying_fields(self.fields, self.config.get("drawn_per_seed", yoked) or ())
 

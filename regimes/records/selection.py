@@ -1,7 +1,7 @@
 """Selecting runs by their headers (``--where optimizer.lr=0.4``).
 
 A command reads inside `select_while_loading`: every `load_all` there gives the selected runs,
-separated by experiment, and adds its `experiment.write_notes` to those of the command::
+separated by experiment, and adds its `same_experiment.write_notes` to those of the command::
 
     with select_while_loading(["optimizer.lr=0.4"], print_notes=True):
         ...
@@ -23,9 +23,9 @@ from regimes.base.config import read_value
 from regimes.base.config.arguments import check_arguments
 from regimes.base.console.stdout import escape_control
 from regimes.base.errors import ConfigError, RecordError, is_integer, require, suggest_nearest
-from regimes.records.experiment import separate_experiments, write_notes
 from regimes.records.fields import field_text
 from regimes.records.reader import Record
+from regimes.records.same_experiment import separate_experiments, write_notes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -43,11 +43,11 @@ from regimes.training.gradients import (
 from regimes.training.graphs import Graphs
 from regimes.training.learning_rate import LearningRate
 from regimes.training.local_rounds import Rounds
-from regimes.training.numerics import Numerics
 from regimes.training.optimizers import build_optimizers
 from regimes.training.phases import Phase
 from regimes.training.plug_ins import PlugIns
 from regimes.training.replicas import Replicas
+from regimes.training.torch_flags import Numerics
 from regimes.training.union import TRIED, one_pass_serves
 from regimes.training.units import Units
 

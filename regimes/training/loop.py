@@ -52,10 +52,10 @@ from regimes.training.gradients import Gradients, Reduced, set_gradients
 from regimes.training.graphs import Graphs
 from regimes.training.local_rounds import Rounds
 from regimes.training.losses import Losses
-from regimes.training.numerics import explain_nondeterminism
 from regimes.training.phases import Phase, branch_phases
 from regimes.training.quirks import resolve_quirks
 from regimes.training.state import open_record, remaining_phases, save_run
+from regimes.training.torch_flags import explain_nondeterminism
 
 
 @check_arguments()

@@ -24,7 +24,7 @@ class Registry(dict[str, Any]):
     A name stands for an object, or for ``package.module:Class``, which is imported on demand.
 
     Attributes:
-        recorded: names that are no entries, because no list has them, but are loaded as such.
+        recorded: further names, of old records (`RECORDED`): they load as entries do, unlisted.
 
     Args:
         known: the names that are listed.

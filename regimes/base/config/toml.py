@@ -1,4 +1,7 @@
-"""A configuration from a TOML file and from ``--set`` settings, and as TOML."""
+"""A configuration from a TOML file and from ``--set`` settings, and as TOML.
+
+A plug-in that a setting changes is made once, so that its class checks it.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,9 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
         if table is plain and parent in OPTIONAL and table[parent] is None:
             table[parent] = {}
         elif table is plain["instruments"] or (in_plug_in and table is not plain):
-            table.setdefault(parent, {})  # switches the instrument on; its class checks the field
+            # An instrument is switched on, or a table within a plug-in's begins, such as
+            # policy.layers: their classes check what is in them.
+            table.setdefault(parent, {})
         if not isinstance(table.get(parent), dict):
             if table is plain["levels"] and parent in table:
                 raise ConfigError(

@@ -1,5 +1,6 @@
 """Residual networks for small images: ResNet, SENet and WideResNet as the paper trains them, and a
-small ResNet for a CPU. All start from PyTorch's default initialisation.
+small ResNet for a CPU. All start from PyTorch's default initialisation, and average over the image,
+so that every ``image_size`` has the same layers.
 
 - ResNet: He et al., "Deep Residual Learning for Image Recognition" (2016), in the variant of
   github.com/kuangliu/pytorch-cifar (github.com/weiaicunzai/pytorch-cifar100 has the same layers): a

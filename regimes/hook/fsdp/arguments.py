@@ -94,7 +94,7 @@ def _build_scatter(given: Any) -> tuple[QuantisedScatter, Any, Any]:
         )
     table = {key: value for key, value in given.items() if key not in ("name", "level", "levels")}
     known = {field.name for field in dataclasses.fields(QuantisedScatter) if field.init}
-    known -= {"residual", "bits"}  # its unit; the level has a key of its own
+    known -= {"residual", "bits"}  # the residual's unit, which no table chooses; "level" has bits
     if table.get("error_feedback") == "owner":
         raise ConfigError(
             "scatter.error_feedback = 'owner': expected true, false or a share in (0, 1]: the "

@@ -1,6 +1,6 @@
 """``regimes detect``: detectors, spelt ``NAME:key=value,key=value``, replayed over runs, in tables.
 
-From Python: ``bench(runs, ["norm-change:interval=3"])``. No torch.
+From Python: ``bench_detectors(runs, ["norm-change:interval=3"])``. No torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,134 @@ from regimes.policies.replay.compare import Comparison, compare_rules
 from regimes.policies.replay.replay import Rule, has_statistics, past_epochs, replay_rule
 from regimes.records import Record, load_all, separate_experiments, write_table
 
+# -- detectors as text -----------------------------------------------------------------------------
+
+KNOWN = Registry("detector", {**policies.REGISTRY, **detectors.REGISTRY})
+KNOWN.recorded = {**policies.REGISTRY.recorded, **detectors.REGISTRY.recorded}
+MOST, PART = 10, 8  # default interval: the paper's ten epochs, at most an eighth of the run
+DETECTORS = (
+    "norm-change",
+    "norm-change:statistic=norm*lr",
+    "accordion",
+    "eigenvalue-change",
+    "sharpness-change",
+)
+BASELINES = ("first-share", "random-windows")
+
+
+def parse_rule(text: str) -> dict[str, Any]:
+    """Parse ``NAME`` or ``NAME:key=value,key=value`` to a configuration table; values are read as
+    TOML.
+
+    Raises:
+        ConfigError: an unknown name, or a part that is no key=value.
+    """
+    name, fields = text, ""
+    # the fields begin after the first ":" before a key; one in package.module:Class has none
+    if match := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
+        name, fields = match.groups()
+    if not KNOWN.knows(name) and ":" not in name:
+        raise KNOWN.unknown(name)
+    # no package.module:Class: a ":" before no letter, or more after it than a name
+    if not KNOWN.knows(name) and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
+        raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
+    parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []  # values may have commas
+    pairs = [part.partition("=") for part in parts]
+    return {"name": name, **{key.strip(): read_value(value.strip()) for key, _, value in pairs}}
+
+
+def make_rule(text: str, record: Record) -> Rule:
+    """Make the detector or policy that a text names, for one run, whatever else is read beside it.
+
+    Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
+    trained epochs (a budget may have ended it) of baselines; their share is the share of the first
+    detector of `_signals_of`.
+    """
+    table = parse_rule(text)
+    fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
+    for name in fields - table.keys():
+        if name == "interval":
+            table[name] = interval_of(record)[0]
+        elif name == "epochs":
+            table[name] = len(record.rows)
+        elif name == "seed":
+            table[name] = record.config[name]
+        elif name == "share" and table["name"] in BASELINES:
+            first = next(_signals_of(record), None)
+            if first is not None:
+                table[name] = float(
+                    replay_rule(record, make_rule(first, record))["critical"].mean()
+                )
+    return KNOWN.make(table)
+
+
+def interval_of(record: Record) -> tuple[int, str]:
+    """Return the interval of detectors of a run, in units, and where it comes from: the run's
+    policy; else ten (the paper's), at most an eighth of the run."""
+    own = record.config["policy"].get("interval")
+    if type(own) is int and own >= 1:  # a user's policy may mean another thing
+        return own, "of the run's policy"
+    part = len(record.rows) // PART
+    if part >= MOST:
+        return MOST, "the paper's"
+    return max(1, part), f"an eighth of {len(record.rows)} units"
+
+
+def _signals_of(record: Record) -> Iterator[str]:
+    """The detectors of `DETECTORS` with a signal that the run recorded."""
+    recorded = past_epochs(record)
+    for text in DETECTORS:
+        if has_statistics(record, make_rule(text, record), recorded):
+            yield text
+
+
+def default_rules(runs: Sequence[Record]) -> list[str]:
+    """Name every detector with a signal that all runs recorded, and two baselines of equal length.
+
+    Raises:
+        RecordError: there is none.
+    """
+    recorded = {run.folder: [*_signals_of(run)] for run in runs}
+    shared = [text for text in DETECTORS if all(text in texts for texts in recorded.values())]
+    if shared:
+        return [*shared, *BASELINES]
+    some = {folder: texts for folder, texts in recorded.items() if texts}
+    if none := [folder for folder in recorded if folder not in some]:
+        others = f", as the other {len(none) - 1} without" if len(none) > 1 else ""
+        hint = f": name the runs that have one, e.g. {next(iter(some))}" if some else ""
+        raise RecordError(f"{none[0]} recorded no signal that a detector reads{others}{hint}")
+    (a, of_a), (b, of_b) = _apart(some)
+    raise RecordError(
+        f"no detector's signal is in all runs: {a} has that of {', '.join(of_a)}, {b} that of "
+        f"{', '.join(of_b)}: name runs that share one"
+    )
+
+
+def _apart(signals: Mapping[Path, list[str]]) -> list[tuple[Path, list[str]]]:
+    """Two runs that have the least in common."""
+    pairs = combinations(signals.items(), 2)
+    return [*min(pairs, key=lambda pair: len({*pair[0][1]} & {*pair[1][1]}))]
+
+
+def short_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Shorten detectors' texts: leave out the fields in which all detectors of that name agree."""
+    tables = {text: parse_rule(text) for text in dict.fromkeys(texts)}
+    short = {}
+    for text, table in tables.items():
+        same = [t for t in tables.values() if t["name"] == table["name"]]
+        fields = [f"{k}={v}" for k, v in table.items() if any(t.get(k) != v for t in same)]
+        short[text] = " ".join([table["name"], *fields])
+    counts = Counter(short.values())
+    return {text: text if counts[name] > 1 else name for text, name in short.items()}
+
+
+# -- results as tables -----------------------------------------------------------------------------
+
 NUMBERS = {
     "detectors": ("critical", "floats", "of_low", "seconds_per_epoch", "share_of_training"),
     "pairs": ("jaccard", "kappa", "lag", "best"),
 }
-WORD = 18  # letters: two columns of such words and the numbers fit in 80
+WORD = 18  # letters that are not broken: two columns of such words and the numbers fit in 80
 KEYS = {"detectors": ["schedule", "detector"], "pairs": ["schedule", "a", "b", "granularity"]}
 COLUMNS = {  # of the first table: (number, digits, factor)
     "critical %": ("critical", 0, 100),
@@ -60,7 +183,7 @@ def bench_detectors(runs: Sequence[Record], texts: Sequence[str] = ()) -> Compar
     seed, the detectors' frame also interval, with where it comes from.
 
     Args:
-        texts: see `parse_rule`; default ``defaults(runs)``.
+        texts: see `parse_rule`; by default ``default_rules(runs)``.
     """
     runs = separate_experiments(runs)
     names = short_labels(texts or default_rules(runs))
@@ -177,123 +300,3 @@ def main(places: Sequence[Path], texts: Sequence[str], out: Path | None) -> Comp
     if paths:
         console.print(*map(str, paths), sep="\n")
     return result
-
-
-# -- detectors as text -----------------------------------------------------------------------
-
-
-KNOWN = Registry("detector", {**policies.REGISTRY, **detectors.REGISTRY})
-KNOWN.recorded = {**policies.REGISTRY.recorded, **detectors.REGISTRY.recorded}
-MOST, PART = 10, 8  # default interval: the paper's ten epochs, at most an eighth of the run
-DETECTORS = (
-    "norm-change",
-    "norm-change:statistic=norm*lr",
-    "accordion",
-    "eigenvalue-change",
-    "sharpness-change",
-)
-BASELINES = ("first-share", "random-windows")
-
-
-def parse_rule(text: str) -> dict[str, Any]:
-    """Parse ``NAME`` or ``NAME:key=value,key=value`` to a configuration table; values are read as
-    TOML.
-
-    Raises:
-        ConfigError: an unknown name, or a part that is no key=value.
-    """
-    name, fields = text, ""
-    if match := re.fullmatch(r"(.+?):(\w+\s*=.*)", text):
-        name, fields = match.groups()
-    if not KNOWN.knows(name) and ":" not in name:
-        raise KNOWN.unknown(name)
-    if not KNOWN.knows(name) and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
-        raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
-    parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []
-    pairs = [part.partition("=") for part in parts]
-    return {"name": name, **{key.strip(): read_value(value.strip()) for key, _, value in pairs}}
-
-
-def make_rule(text: str, record: Record) -> Rule:
-    """Make the detector or policy that a text names, for one run, whatever else is read beside it.
-
-    Fields that the text leaves open are the run's: the interval as `interval_of`; the seed and the
-    trained epochs (a budget may have ended it) of baselines; their share is the share of the first
-    detector of `_signals_of`.
-    """
-    table = parse_rule(text)
-    fields = {f.name for f in dataclasses.fields(KNOWN.dataclass(table["name"])) if f.init}
-    for name in fields - table.keys():
-        if name == "interval":
-            table[name] = interval_of(record)[0]
-        elif name == "epochs":
-            table[name] = len(record.rows)
-        elif name == "seed":
-            table[name] = record.config[name]
-        elif name == "share" and table["name"] in BASELINES:
-            first = next(_signals_of(record), None)
-            if first is not None:
-                table[name] = float(
-                    replay_rule(record, make_rule(first, record))["critical"].mean()
-                )
-    return KNOWN.make(table)
-
-
-def interval_of(record: Record) -> tuple[int, str]:
-    """Return the interval of detectors of a run, in units, and where it comes from: the run's
-    policy; else ten (the paper's), at most an eighth of the run."""
-    own = record.config["policy"].get("interval")
-    if type(own) is int and own >= 1:  # a user's policy may mean another thing
-        return own, "of the run's policy"
-    part = len(record.rows) // PART
-    if part >= MOST:
-        return MOST, "the paper's"
-    return max(1, part), f"an eighth of {len(record.rows)} units"
-
-
-def _signals_of(record: Record) -> Iterator[str]:
-    """The detectors of `DETECTORS` with a signal that the run recorded."""
-    recorded = past_epochs(record)
-    for text in DETECTORS:
-        if has_statistics(record, make_rule(text, record), recorded):
-            yield text
-
-
-def default_rules(runs: Sequence[Record]) -> list[str]:
-    """Name every detector with a signal that all runs recorded, and two baselines of equal length.
-
-    Raises:
-        RecordError: there is none.
-    """
-    recorded = {run.folder: [*_signals_of(run)] for run in runs}
-    shared = [text for text in DETECTORS if all(text in texts for texts in recorded.values())]
-    if shared:
-        return [*shared, *BASELINES]
-    some = {folder: texts for folder, texts in recorded.items() if texts}
-    if none := [folder for folder in recorded if folder not in some]:
-        others = f", as the other {len(none) - 1} without" if len(none) > 1 else ""
-        hint = f": name the runs that have one, e.g. {next(iter(some))}" if some else ""
-        raise RecordError(f"{none[0]} recorded no signal that a detector reads{others}{hint}")
-    (a, of_a), (b, of_b) = _apart(some)
-    raise RecordError(
-        f"no detector's signal is in all runs: {a} has that of {', '.join(of_a)}, {b} that of "
-        f"{', '.join(of_b)}: name runs that share one"
-    )
-
-
-def _apart(signals: Mapping[Path, list[str]]) -> list[tuple[Path, list[str]]]:
-    """Two runs that have the least in common."""
-    pairs = combinations(signals.items(), 2)
-    return [*min(pairs, key=lambda pair: len({*pair[0][1]} & {*pair[1][1]}))]
-
-
-def short_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Shorten detectors' texts: leave out the fields in which all detectors of that name agree."""
-    tables = {text: parse_rule(text) for text in dict.fromkeys(texts)}
-    short = {}
-    for text, table in tables.items():
-        same = [t for t in tables.values() if t["name"] == table["name"]]
-        fields = [f"{k}={v}" for k, v in table.items() if any(t.get(k) != v for t in same)]
-        short[text] = " ".join([table["name"], *fields])
-    counts = Counter(short.values())
-    return {text: text if counts[name] > 1 else name for text, name in short.items()}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from regimes.base.seeding import draw_uniform
 from regimes.compression.all_reduce import quantise_rows, wire_bytes
 from regimes.compression.codes import weighted_sums
-from regimes.compression.layout import Layout, PlacedRows, UniformNoise
+from regimes.compression.kernel_layout import Layout, PlacedRows, UniformNoise
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 

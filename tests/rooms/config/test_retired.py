@@ -21,7 +21,11 @@ from regimes.base.errors import ConfigError
 from regimes.compression import REGISTRY, make_compressor
 from regimes.records import check_same_experiment, read_lines, select_runs
 from regimes.records.earlier import as_present
-from regimes.records.experiment import identify_experiment, separate_experiments, sibling_difference
+from regimes.records.same_experiment import (
+    identify_experiment,
+    separate_experiments,
+    sibling_difference,
+)
 from regimes.search import sweep
 
 OTHER = {  # values that version 0.3 took of fields that have left

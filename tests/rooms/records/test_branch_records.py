@@ -19,7 +19,7 @@ from regimes.cli.machine import judge_record
 from regimes.policies import make_policy
 from regimes.policies.replay.replay import replay_rule
 from regimes.records import load_all, pack_records, read_lines, splice_phases
-from regimes.records.experiment import identify_experiment, separate_experiments
+from regimes.records.same_experiment import identify_experiment, separate_experiments
 
 Command = Callable[..., Any]
 

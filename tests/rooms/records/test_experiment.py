@@ -41,8 +41,8 @@ from regimes.records import (
     unpack_records,
     write_notes,
 )
-from regimes.records.experiment import identify_experiment, sibling_difference
 from regimes.records.fields import STORAGE, is_circumstance
+from regimes.records.same_experiment import identify_experiment, sibling_difference
 
 REFERENCE = Path(__file__).parents[3] / "data" / "reference"
 FEW = 2  # seeds of each schedule that are kept

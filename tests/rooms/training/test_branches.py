@@ -17,7 +17,7 @@ import regimes
 from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError, RecordError, RegimesError
 from regimes.records import read_lines
-from regimes.records.experiment import identify_experiment
+from regimes.records.same_experiment import identify_experiment
 
 
 def lines(folder: Path) -> list[bytes]:

@@ -22,7 +22,7 @@ from regimes.data import classification
 from regimes.instruments.base import EndOfEpochGauge, Reading
 from regimes.records import provenance
 from regimes.training import loop
-from regimes.training.numerics import WORKSPACE, Numerics, explain_nondeterminism
+from regimes.training.torch_flags import WORKSPACE, Numerics, explain_nondeterminism
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use the new API settings")  # torch 2.9
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

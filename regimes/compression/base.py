@@ -161,8 +161,9 @@ class Compressor(Bounded, ABC):
 
     @property
     def takes_away(self) -> Mapping[str, str]:
-        """Name the capabilities that a job loses by this compressor, each with the reason: here
-        "captured_steps", the CUDA graphs of steps, if the compressor is not ``replayable``."""
+        """Name the capabilities that a job loses by this compressor, each with the reason. If the
+        compressor is not ``replayable``, these are "captured_steps" and "captured_exchanges", the
+        CUDA graphs of the trainer and of the hook. Otherwise there are none."""
         if self.replayable:
             return {}
         why = "what it launches depends on values, or its class does not say replayable"
@@ -303,9 +304,10 @@ class Compressor(Bounded, ABC):
         return rate if self.residual == "update" else None
 
     def rescales(self, state: State, rate: float) -> bool:
-        """Return whether a step at this learning rate has to convert the residual, because the
-        residual is kept in another unit or with another rate. A CUDA graph cannot do such a
-        step."""
+        """Return whether a step at this learning rate has to convert the residual. It has to if the
+        residual is a movement of the weights (``residual="update"``) and the last step had another
+        rate, and if the residual was a movement and is now to be a gradient, or the reverse. A
+        CUDA graph cannot do such a step."""
         changes = rate != 0 and state.residual_rate != self._unit_at(rate)
         return changes and state.residual is not None
 

@@ -138,6 +138,8 @@ class PowerSGD(LowRank):
         return not self.reset_on_change and super().exceeds(layer, level, workers)
 
     def before_dense(self, state: State) -> None:
+        """Forget Q and the residual before a step at "dense", if ``reset_on_change`` is set.
+        Otherwise nothing changes, and the step sends the residual, too."""
         if self.reset_on_change:
             state.residual = cast(PowerState, state).q = None
 
@@ -263,6 +265,8 @@ class PowerSGD(LowRank):
         return resize_rows(last, rank, like.shape[2], like, matrix.key(state, "q"))
 
     def finite_probe(self, update: Tensor, state: State, level: Level) -> Tensor:
+        """Return the factor Q, or at "dense" the update. It is not finite if a gradient of a worker
+        was not, provided that the compressor ``propagates_nonfinite``."""
         return update if level == DENSE else cast(Tensor, cast(PowerState, state).q)
 
     def traffic(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
@@ -430,9 +434,9 @@ class ACPSGD(LowRank):
     floats, half of what PowerSGD sends, in one mean instead of two that depend on each other.
 
     Such a half-iteration sends one factor and takes the other from the half before. The residual of
-    a worker is its gradient minus its own contribution, not minus the mean: it is subtracted before
-    the mean arrives. So a step may have several halves, each on what the one before has left. Two
-    halves are ``num_iters_per_step = 2`` of epfml/powersgd.
+    a worker is what it had to send minus its own contribution, not minus the mean: it is subtracted
+    before the mean arrives. So a step may have several halves, each on what the one before has
+    left. Two halves are ``num_iters_per_step = 2`` of epfml/powersgd.
 
     Attributes:
         iterations: The number of half-iterations in a step. Two send as much as PowerSGD, and their

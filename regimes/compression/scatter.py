@@ -169,6 +169,7 @@ class QuantisedScatter(QuantisedAllReduce):
         return left.to(torch.bfloat16) if self.residual_bits == 16 else left
 
     def numbers(self, residual: Tensor, layer: Layer) -> Tensor:
+        """Return a residual as numbers, from the ``residual_bits`` in which the memory keeps it."""
         return self._numbers(residual, layer.row)
 
     def _numbers(
@@ -182,6 +183,8 @@ class QuantisedScatter(QuantisedAllReduce):
         return residual
 
     def residual_shape(self, layer: Layer) -> tuple[int, ...]:
+        """Return the shape in which the residual of one worker is kept in memory: (n, m), or
+        (n, bytes of a row) if ``residual_bits`` is 8."""
         if self.residual_bits == 8:
             return layer.matrix[0], make_pieces(layer.row, 8, self.block).bytes
         return super().residual_shape(layer)
@@ -196,6 +199,9 @@ class QuantisedScatter(QuantisedAllReduce):
         return Traffic(size / 4, size)
 
     def cost(self, layer: Layer, level: Level, workers: int, itemsize: int = 4) -> Traffic:
+        """Return the traffic of one step of any layer at any level, in floats and bytes. The layer
+        may have one dimension, and the level may be "dense". A parameter that would need as many
+        bytes quantised travels as it is. The arguments are those of ``traffic``."""
         if level != DENSE and layer.compressed:
             return self.traffic(layer, level, workers, itemsize)
         size = layer.size - layer.size // workers

@@ -44,6 +44,7 @@ class FollowsDetector(FollowsDecays):
 
     @property
     def rule(self) -> Detector:
+        """Return the detector that is followed."""
         raise NotImplementedError
 
     def level_for(self, critical: bool, before: str) -> str:
@@ -105,6 +106,7 @@ class Detected(FollowsDetector):
 
     @cached_property
     def rule(self) -> Detector:
+        """Return the detector that is followed, made from the table if ``detector`` is one."""
         if isinstance(self.detector, dict):
             return make_detector(self.detector, "policy.detector")
         if isinstance(self.detector, Detector):
@@ -149,6 +151,8 @@ class Accordion(FollowsDetector):
 
     @cached_property
     def rule(self) -> NormChange:
+        """Return the detector that is followed: the change of the norm, by ``eta`` and
+        ``interval``."""
         return NormChange(self.eta, self.interval)
 
 
@@ -164,6 +168,8 @@ class BatchAccordion(Accordion):
     grow_only: bool = True
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
+        """Return the level of each layer for epoch ``len(history)``, as `Accordion` does. With
+        ``grow_only`` a layer that had ``high`` in the past epoch keeps it."""
         decided = super().decide(history, layers)
         if not (self.grow_only and history):
             return decided

@@ -63,6 +63,7 @@ class AdaQS(Rungs):
 
     @cached_property
     def rule(self) -> RelativeFall:
+        """Return the detector that counts the falls."""
         return RelativeFall(self.fall)
 
     def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:

@@ -79,8 +79,13 @@ class NormChange(RelativeChange):
 @dataclass(frozen=True)
 class EigenvalueChange(RelativeChange):
     """Marks an epoch as critical if the top Hessian eigenvalue has fallen enough (Jastrzebski et
-    al. 2019; the paper's Figure 3): by the share ``eta`` since ``interval`` epochs ago. The fields
-    have the meaning that `RelativeChange` gives them.
+    al. 2019; the paper's Figure 3): by the share ``eta`` since ``interval`` epochs ago.
+
+    Attributes:
+        eta: The relative change from which on an epoch is critical.
+        interval: The number of epochs between two comparisons.
+        per_layer: Judge each layer by itself, in place of the whole model.
+        direction: "either", or "decay", which counts only falls, ``(old - new) / |old|``.
     """
 
     statistic: str = field(default="eigenvalue", init=False)
@@ -93,7 +98,13 @@ class SharpnessChange(RelativeChange):
     """Marks an epoch as critical if the critical sharpness has changed enough: by the share ``eta``
     since ``interval`` epochs ago. Critical sharpness (Kalra et al. 2026) is 2 divided by the
     smallest learning rate at which the next step would raise the loss, a cheap substitute for the
-    top Hessian eigenvalue. The fields have the meaning that `RelativeChange` gives them.
+    top Hessian eigenvalue.
+
+    Attributes:
+        eta: The relative change from which on an epoch is critical.
+        interval: The number of epochs between two comparisons.
+        per_layer: Judge each layer by itself, in place of the whole model.
+        direction: "either", or "decay", which counts only falls, ``(old - new) / |old|``.
     """
 
     statistic: str = field(default="critical_sharpness", init=False)

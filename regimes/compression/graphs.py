@@ -32,8 +32,12 @@ from regimes.compression.bucket import State
 from regimes.compression.recording import Answer, Kinds, Recorder, Recording, listening, perform
 from regimes.compression.reducer import Reducer
 
-_SEEDS = 4  # at most for each layer and hosted worker
-# fields that decide no launch
+# Places for seeds for each layer and hosted worker. No compressor of ours asks for more than one;
+# a step that asks for more than there are is not captured (`SeedTable.places`).
+_SEEDS = 4
+# Fields of a `State` that decide no launch: whose memory it is, which never changes, and numbers of
+# the step, which launches of a replayable compressor may not depend on (`Compressor.replayable`).
+# `scale` is not among them: kernels multiply by it as a number of the host.
 _PASSING = {"key", "first_worker", "workers", "shard", "step", "rate", "residual_rate"}
 
 

@@ -10,9 +10,9 @@ stays a number of the host: inside it would be a tensor of the device, which "ca
 of torch round to float32, so that a run would have other bits. A step of an optimiser is a few
 launches for all layers.
 
-Without a graph are the first `WARM_UP` steps of each kind, a last, smaller batch, a step with a new
-rate that rescales a residual in the unit of the update, and two steps that graphs of reductions are
-recorded after and compared with.
+Without a graph are the first `WARM_UP` steps of each kind, a batch whose last micro-batch is
+smaller, a step with a new rate that rescales a residual in the unit of the update, and two steps
+that graphs of reductions are recorded after and compared with.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class Graphs:
                 place.copy_(batch)
             recording.replay()
             return self._losses.copy_(recording.output)
-        last = g.micro_batch is not None and x.shape[1] % g.micro_batch > 0  # of an epoch
-        if last or not self.passes.is_due(kind):
+        # Such a batch comes once an epoch. Its micro-batches have two layouts.
+        uneven = g.micro_batch is not None and x.shape[1] % g.micro_batch > 0
+        if uneven or not self.passes.is_due(kind):
             self.passes.count(kind)
             work = partial(g.compute_gradients, x, y, epoch, step)
             return self._losses.copy_(self.recorder.run(work))

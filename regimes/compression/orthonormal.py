@@ -119,7 +119,7 @@ class PaddedBatch:
         return self._parts(a.to(stacks[0].dtype))
 
 
-@cache_tensors(PLANS)
+@cache_tensors(1024)  # small, and all buckets of a step have theirs when graphs are recorded
 def _diagonals(
     stacks: tuple[tuple[int, ...], ...], device: torch.device
 ) -> tuple[Float[Tensor, "layers ranks"], Float[Tensor, "layers ranks"]]:

@@ -214,7 +214,7 @@ class ExchangeGraphs:
             _copy_moved(exchange.visible(), contents)
             graph: _Graph | None = kinds.find(exchange.kind)
             if graph is None:
-                graph = self._record(exchange, after, answer)
+                graph = self._record(exchange, after, found, answer)
                 kinds.keep(exchange.kind, graph)
             else:
                 self._replay(exchange, graph, answer)
@@ -229,16 +229,26 @@ class ExchangeGraphs:
             _copy_moved(seen, truth)
             raise
 
-    def _record(self, exchange: _Exchange, after: list[dict[str, Any]], answer: Answer) -> _Graph:
+    def _record(
+        self,
+        exchange: _Exchange,
+        after: list[dict[str, Any]],
+        found: Sequence[Tensor],
+        answer: Answer,
+    ) -> _Graph:
         """Record an exchange. Its work on the host is done in passing, as in a step."""
         world, states = self.reducer.world, exchange.states
+        rooms = self._make_rooms(exchange, found)
         inputs = [_tensors(state) for state in states]
         seeds = SeedTable(_SEEDS * len(states) * world.hosted_count, self.recorder.stream.device)
 
         def work() -> Sequence[Tensor]:
             found = exchange.work()
             self._put_back(states, inputs, after)
-            return found
+            if rooms is None:
+                return found
+            _copy_moved(rooms, found)
+            return rooms
 
         own, world.meter = world.meter, Meter(world.meter.dtype, world.workers)
         for state in states:
@@ -251,6 +261,17 @@ class ExchangeGraphs:
             sent, world.meter = world.meter, own
         left, decisive = [*map(_remembered, states)], tuple(map(_decisive, states))
         return _Graph(exchange.tensors, inputs, recording, left, decisive, seeds, sent)
+
+    def _make_rooms(self, exchange: _Exchange, found: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Make room outside of the graphs' pool for what an exchange returns; none where it has all
+        layers. Of several the others come before it is used, and those that were recorded earlier
+        may have numbers in passing where this one leaves its own."""
+        if len(exchange.layers) == len(self.reducer.layers):
+            return None
+        outside = {x.untyped_storage().data_ptr() for x in exchange.tensors}
+        return [
+            x if x.untyped_storage().data_ptr() in outside else torch.empty_like(x) for x in found
+        ]
 
     def _put_back(
         self,

@@ -94,9 +94,9 @@ class Recorder:
     """Records work in one stream.
 
     Attributes:
-        pool: the memory of all graphs. They are replayed one after the other, and what one leaves
-            is used before the next. Memories of compressors, which outlast a step, lie elsewhere
-            (``ExchangeGraphs._put_back``).
+        pool: the memory of all graphs. They are replayed one after the other, in any order: what
+            one leaves is used before the next, or lies elsewhere, as memories of compressors do
+            (``ExchangeGraphs._put_back``) and what buckets return (``_make_rooms``).
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

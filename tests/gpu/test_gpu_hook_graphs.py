@@ -261,3 +261,28 @@ def test_tensors_that_have_moved_are_another_kind_and_memories_are_copied() -> N
             assert all(map(torch.equal, *found)), step
         assert diary.graphs["captured"] == 3
         assert diary.graphs["replayed"] > 3
+
+
+def test_what_a_bucket_returns_outlasts_the_other_buckets_of_its_step() -> None:
+    """The first bucket gets graphs after the others have theirs."""
+    shapes = [(12 + 2 * i, 10 + i) for i in range(18)]
+    layers = [Layer(str(i), shape) for i, shape in enumerate(shapes)]
+    buckets = [(i, i + 1) for i in range(0, 18, 2)]  # of several sizes
+    with pretended.gpu() as diary:
+        reducers = [Reducer(PowerSGD(), layers, World(2), seed=0) for _ in range(2)]
+        graphs = ExchangeGraphs(reducers[1], 2, Recorder(torch.cuda.Stream()))
+        rows = [torch.randn(2, *x.shape, device="cuda") for x in layers]
+        for step in range(10):
+            levels = [1, 3] * 9 if step < 2 else [2, 3, *[1, 3] * 8]
+            found: list[list[Tensor]] = [[], []]
+            for bucket in buckets:
+                for reducer, answers in zip(reducers, found, strict=True):
+
+                    def work(one: Reducer = reducer, of: Any = bucket, at: Any = levels) -> Any:
+                        return [*one.reduce(of, rows, at).values()]
+
+                    own = reducer is reducers[0]
+                    answers += work() if own else graphs.run(bucket, levels, work)
+            graphs.make_graphs()
+            assert all(map(torch.equal, *found)), step
+        assert diary.graphs["replayed"] > 4 * diary.graphs["captured"]

@@ -3,11 +3,16 @@
 A capture computes nothing: memory that was there before is as it was, and what the capture has made
 is NaN until a replay. A replay reads and writes the recorded addresses. Memory from outside that
 has been freed since is an error, where a GPU would read what lies there now.
+
+Graphs of one pool share memory: what a later one has left may lie where an earlier one has numbers
+in passing. So a replay overwrites all that the graphs captured after it have left.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -51,6 +56,10 @@ class Launch(NamedTuple):
     made: list[tuple[int, Place]]
 
 
+_numbers = itertools.count()
+_pools: dict[Any, Any] = {}  # by handle: the graphs of each
+
+
 class Graph:
     """In the place of ``torch.cuda.CUDAGraph``."""
 
@@ -59,9 +68,15 @@ class Graph:
         self.own: dict[int, Any] = {}  # storages that the capture has made
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # others: whole, and as they were
         self.ready = False
+        self.number, self.peers = next(_numbers), WeakSet[Graph]()  # those of its pool
 
     def pool(self) -> tuple[int, int]:
         return (0, 1)
+
+    def join(self, pool: Any) -> None:
+        """Share memory with the other graphs of a pool; None: with none."""
+        self.peers = WeakSet() if pool is None else _pools.setdefault(pool, WeakSet())
+        self.peers.add(self)
 
     # -- capture --------------------------------------------------------------------------------
 
@@ -116,6 +131,9 @@ class Graph:
         diary.graphs["replayed"] += 1
         diary.ops["replay"] += 1
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for later in [x for x in self.peers if x.number > self.number]:
+                for storage in later.own.values():
+                    torch.empty(0, dtype=torch.uint8).set_(storage).fill_(255)  # NaN
             for launch in self.launches:
                 _repeat(launch)
 
@@ -150,6 +168,7 @@ class Capture:
             raise RuntimeError(f"unknown capture error mode {capture_error_mode!r}")
         self.graph, self.stream = cuda_graph, stream or Stream(name="capture")
         self.inside = _inside(self.stream)
+        cuda_graph.join(pool)
 
     def __enter__(self) -> None:
         diary.waits["device"] += 1
@@ -171,6 +190,6 @@ def fakes() -> dict[str, Any]:
     return {
         "CUDAGraph": Graph,
         "graph": Capture,
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": lambda: (0, next(_numbers)),
         "is_current_stream_capturing": lambda: diary.capturing is not None,
     }

@@ -164,6 +164,28 @@ def _committed_archives_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _pictures_have_few_pixels() -> Iterator[None]:
+    """Of the same size on paper, and laid out as ever: no test counts their pixels, which take
+    more than half the time of a saved figure. Only where some test file draws, as all together do;
+    one file that draws none does not import matplotlib."""
+    style = sys.modules.get("regimes.plotting.style")
+    if style is None:
+        yield
+        return
+    render = style.render_figure
+
+    @functools.wraps(render)
+    def coarse(*arguments: Any, **options: Any) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(style, "DPI", 50)
+            return render(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "render_figure", coarse)
+        yield
+
+
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
     """A gloo group of this process alone."""

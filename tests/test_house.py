@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -123,6 +124,29 @@ NOT_OF_TORCH = {  # private names of other libraries
 Used = dict[str, set[str]]  # private name: where it is used
 
 
+@functools.cache  # the check below asks eight times for nearly the same modules
+def names_in(source: str) -> tuple[set[str], set[str], set[str]]:
+    """The names that a module uses, writes as text, and defines."""
+    used, written, ours = set(), set(), set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                ours.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                ours.add(node.id)
+            case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self")):
+                ours.add(node.attr)
+            case ast.Attribute():
+                used.add(node.attr)
+            case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
+                used |= {*module.split("."), *(x.name for x in node.names)}
+            case ast.Import():
+                used |= {*".".join(x.name for x in node.names).split(".")}
+            case ast.Constant(value=str(value)) if value.isidentifier():
+                written.add(value)
+    return used, written, ours
+
+
 def private_names(sources: dict[str, str]) -> tuple[Used, Used]:
     """The private names that some modules use and none of them defines, and those that they write
     as text: attributes, imports, and words like names."""
@@ -130,24 +154,11 @@ def private_names(sources: dict[str, str]) -> tuple[Used, Used]:
     written: Used = defaultdict(set)
     ours: set[str] = set()
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
-            match node:
-                case ast.FunctionDef() | ast.ClassDef():
-                    ours.add(node.name)
-                case ast.Name(ctx=ast.Store()):
-                    ours.add(node.id)
-                case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self")):
-                    ours.add(node.attr)
-                case ast.Attribute():
-                    used[node.attr].add(path)
-                case ast.ImportFrom(module=str(module)) if module.startswith("torch"):
-                    for name in (*module.split("."), *(x.name for x in node.names)):
-                        used[name].add(path)
-                case ast.Import():
-                    for name in ".".join(x.name for x in node.names).split("."):
-                        used[name].add(path)
-                case ast.Constant(value=str(value)) if value.isidentifier():
-                    written[value].add(path)
+        uses, writes, defines = names_in(source)
+        ours |= defines
+        for names, found in ((uses, used), (writes, written)):
+            for name in names:
+                found[name].add(path)
     private = [
         {name: paths for name, paths in names.items() if re.match("_[A-Za-z]", name)}
         for names in (used, written)
@@ -189,24 +200,31 @@ def test_what_needs_no_torch_imports_none() -> None:
     assert done.returncode == 0, done.stderr[-500:]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["watch", "SMALL", "--once"],
-        ["detect", "SMALL", "--detectors", "norm-change:interval=3"],
-        ["cost", "SMALL"],
+READ = """
+import sys
+from regimes.__main__ import main
+for words in {commands!r}:
+    sys.argv = ["regimes", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, (words, stop.code)
+    found = {{m for m in sys.modules if m.startswith("analysis.plugins")}}
+    assert not found | {{"torch"}} & {{*sys.modules}}, (words, found)
+"""
+
+
+def test_commands_that_read_import_no_torch(tmp_path: Path) -> None:
+    """One after the other in one process; the first that imports it is named."""
+    small = str(ROOT / "data" / "reference" / "smoke-resnet8.tar.xz")
+    commands = [
         ["presets"],
         ["presets", "smoke"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_commands_that_read_import_no_torch(words: list[str], tmp_path: Path) -> None:
-    small = str(ROOT / "data" / "reference" / "smoke-resnet8.tar.xz")
-    given = [small if word == "SMALL" else word for word in words]
-    code = f"import sys\nsys.argv = ['regimes', *{given!r}]\nfrom regimes.__main__ import main\n"
-    code += "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
-    code += "found = {m for m in sys.modules if m.startswith('analysis.plugins')}\n"
-    done = run_python(code + "assert not found | {'torch'} & {*sys.modules}, found", cwd=tmp_path)
+        ["watch", small, "--once"],
+        ["detect", small, "--detectors", "norm-change:interval=3"],
+        ["cost", small],
+    ]
+    done = run_python(READ.format(commands=commands), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-500:]
 
 
@@ -287,12 +305,13 @@ def test_presets_and_doctor(
 ) -> None:
     from regimes.cli import machine as doctor
 
-    monkeypatch.setattr(doctor, "_torchvision", lambda: "not tried")  # test_doctor does: 4 seconds
+    for slow in ("_torchvision", "_notebooks"):  # test_doctor tries them: six seconds
+        monkeypatch.setattr(doctor, slow, lambda: "not tried")
     listed = command("presets")
     assert "paper-vgg19bn-cifar10" in listed.stdout
     toml = command("presets", "smoke/high")
     (tmp_path / "mine.toml").write_text(toml.stdout)
-    done = command("run", "mine.toml", "--set", "epochs=1")
+    done = command("run", "mine.toml", "--set", "epochs=1", "--set", "data.train_size=100")
     assert done.returncode == 0, done.stderr
     assert "runs/mine/seed-0" in done.stdout
     checked = command("doctor")

@@ -112,11 +112,12 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     [pytest.param(["report", "--out"], marks=pytest.mark.slow), ["cost", "--csv"]],
     ids=lambda x: x[0],
 )
-def test_commands_say_so_in_one_sentence(words: list[str], tmp_path: Path) -> None:
+def test_commands_say_so_in_one_sentence(
+    words: list[str], tmp_path: Path, command: Callable
+) -> None:
     place = tmp_path / "full"
     place.symlink_to("/dev/full")
-    command = [sys.executable, "-m", "regimes", words[0], str(ARCHIVE), words[1], str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = command(words[0], str(ARCHIVE), words[1], str(place))
     assert done.returncode == 2
     assert done.stderr == (
         f"error: cannot write {place}: it is a symbolic link, expected a regular file or none\n"

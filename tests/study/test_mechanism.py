@@ -210,7 +210,7 @@ def test_dense_is_that_of_the_same_optimiser() -> None:
 def test_units_that_were_not_tested_are_not_units_without_a_metric() -> None:
     """Tested in units 1, 3, 5, ...: the tests of the last three units are averaged; one of them
     that is not finite makes the run so."""
-    run = load_all(REFERENCE / "rates.tar.xz")[0]
+    run = load_all(REFERENCE / "rates-when.tar.xz")[0]
     config = run.config | {"evaluate_every": 2}
     units = len(run.rows)
     metrics = [0.01 * unit if unit % 2 or unit == units - 1 else None for unit in range(units)]

@@ -65,7 +65,7 @@ def planned(out: Path, shift: float = 0.0, **more: Any) -> regimes.Plan:
         "link": "100kbit/s,1ms",
         "seconds": 2.0,
         "methods": ["dense/4"],
-        "runs": 30,
+        "runs": 12,
         "step": 1e-4,
     }
     own = {"workers": 2, "epochs": 2, "optimizer": {"name": "adamw", "lr": 0.01}}
@@ -73,9 +73,14 @@ def planned(out: Path, shift: float = 0.0, **more: Any) -> regimes.Plan:
     return regimes.plan(model, (x + shift, y), data(64, 1), out=out, **{**given, **own, **more})
 
 
+SHOWN: list[str] = []  # what `found` has shown of its runs
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> regimes.Plan:
-    return planned(tmp_path_factory.mktemp("plan") / "a")
+    SHOWN.clear()
+    out = tmp_path_factory.mktemp("plan") / "a"
+    return planned(out, show=lambda line, share: SHOWN.append(line))
 
 
 def test_table_has_what_the_short_runs_and_the_prices_say(found: regimes.Plan) -> None:
@@ -99,12 +104,10 @@ def test_table_has_what_the_short_runs_and_the_prices_say(found: regimes.Plan) -
     assert all(text in str(found) for text in ("accuracy % in 2 s", "× dense", "dense, every 4"))
 
 
-def test_each_run_is_shown_in_the_unit_of_figures(tmp_path: Path) -> None:
+def test_each_run_is_shown_in_the_unit_of_figures(found: regimes.Plan) -> None:
     """An accuracy is never below 0, though the search takes its negative for a loss."""
-    lines: list[str] = []
-    found = planned(tmp_path, show=lambda line, share: lines.append(line), runs=12)
-    best = max(float(line.rpartition("accuracy ")[2]) for line in lines)
-    assert len(lines) == len(found.known.losses)
+    best = max(float(line.rpartition("accuracy ")[2]) for line in SHOWN)
+    assert len(SHOWN) == len(found.known.losses)
     assert best == pytest.approx(-min(found.known.losses.values()), rel=1e-3)
 
 
@@ -434,7 +437,7 @@ def test_a_damaged_log_names_its_line(value: Any, found: regimes.Plan, tmp_path:
 def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regimes.Plan) -> None:
     """Oracles: the bytes of the larger model, which is not trained; the shapes in the records."""
     torch.manual_seed(0)
-    plan = planned(tmp_path / "small", probe=lambda: small_net())
+    plan = planned(tmp_path / "small", probe=lambda: small_net(), runs=6)
     table = plan.table.set_index("method")
     assert table["mb"]["dense"] == pytest.approx(
         table["steps"]["dense"] * 4 * (8 * 16 + 16 + 16 * 3 + 3 + 1) / 1e6
@@ -444,7 +447,7 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
     assert table["loss"].isna().all()  # of the larger one nothing was trained
     assert {*table["rate"]} == {plan.config.optimizer.lr}
     assert "smaller model" in plan.sentence()
-    again = planned(tmp_path / "small", probe=lambda: small_net())  # as in another process
+    again = planned(tmp_path / "small", probe=lambda: small_net(), runs=6)  # as in another process
     assert again.known.losses == plan.known.losses
     with pytest.raises(RecordError, match=r"layers|weights|model|shape"):
         planned(tmp_path / "small", probe=lambda: nn.Linear(8, 3))

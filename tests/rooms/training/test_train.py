@@ -487,17 +487,18 @@ def test_bad_input_is_one_sentence_before_any_work(
     assert not (tmp_path / "run" / "epochs.jsonl").exists()
 
 
-def test_the_command_line_prints_one_sentence_and_a_code(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "regimes", "run", "smok"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+def test_the_command_line_prints_one_sentence_and_a_code(
+    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    words = [sys.executable, "-m", "regimes", "run", "smok"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert (
         done.stderr
         == "error: unknown preset 'smok': did you mean 'smoke'? Known: "
         + (done.stderr.partition("Known: ")[2])
     )
-    command = [sys.executable, "-m", "regimes", "run", "smoke", "--processes", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = command("run", "smoke", "--processes", "3")
     assert done.returncode == 2
     assert "workers = 4: expected a multiple of the number of processes, 3" in done.stderr
 

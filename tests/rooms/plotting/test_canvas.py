@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 import regimes
 from analysis.findings.sources import records
@@ -229,3 +232,13 @@ def test_ticks_of_a_logarithmic_axis_are_several_and_apart(height: float, decade
     assert len(boxes) >= (2 if decades > 0.5 else 1)
     for below, above in pairwise(boxes):
         assert below.y1 <= above.y0
+
+
+def test_a_saved_picture_has_200_pixels_an_inch() -> None:
+    """As users get it: ``conftest`` lets all other tests draw coarser ones."""
+    fig = style.figure(1.5)
+    fig.add_subplot()
+    render = inspect.unwrap(style.render_figure)
+    with Image.open(io.BytesIO(render(fig, "png"))) as picture:
+        assert picture.width == pytest.approx(200 * fig.get_size_inches()[0], abs=1)
+        assert picture.info["dpi"][0] == pytest.approx(200, rel=1e-3)

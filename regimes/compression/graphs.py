@@ -222,7 +222,8 @@ class ExchangeGraphs:
             if not _have_same_bits(exchange.visible(graph.recording.output), truth):
                 raise ConfigError(
                     "graphs: a step that was replayed has given other numbers than the same step "
-                    "without graphs: leave graphs out"
+                    "without graphs: leave graphs out, or call torch.use_deterministic_algorithms"
+                    "(True), if a kernel adds in no fixed order"
                 )
         except BaseException:
             exchange.restore(after)

@@ -399,7 +399,8 @@ class Raced:
 
 
 def raced_speeds(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> list[Raced]:
-    """Of the entrants with a clock, which is that of 115 k at a length, on all links and models."""
+    """Of the entrants that have a clock, on all links and models. The clock is taken from the model
+    of 115 k parameters, at one length."""
     found = []
     for grid in race.COURSES:
         lines = race.read(grid)

@@ -121,8 +121,8 @@ def _time_in_turns(
 
 
 class _TimedExchange:
-    """The exchange of one worker's gradients with one compressor at one level. Nothing travels: the
-    time is that of compressing and decoding, and traffic is counted."""
+    """The exchange of one worker's gradients with one compressor at one level. Nothing travels.
+    The time is what compressing and decoding take, and traffic is counted."""
 
     def __init__(self, parts: Run, compressor: Compressor, workers: int, level: AnyLevel) -> None:
         self.parts, self.phases = parts, compressor.phases

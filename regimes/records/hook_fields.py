@@ -32,7 +32,7 @@ def without_defaults(header: Header) -> Header:
     keys += [key for key in ("instruments", "gather", "nodes") if config.get(key)]
     known = {key: config[key] for key in keys if key in config}
     known |= {key: {"name": config[key]["name"]} for key in ("data", "model")}
-    # how long the script will train, nobody has said
+    # the length of the training, which a script does not say
     known |= {"epochs": None, "optimizer": _optimizer(config.get("optimizer") or {})}
     return cast("Header", {**header, "config": known})
 

@@ -166,7 +166,7 @@ class PlanEvidence:
 
     @cached_property
     def rivals(self) -> list[str]:
-        """List the methods whose interval overlaps that of the best, which is the first."""
+        """List the methods whose interval overlaps the best method's, the best first."""
         least = self.speeds[self.best].low
         return [m for m, speed in self.speeds.items() if m == self.best or speed.high >= least]
 

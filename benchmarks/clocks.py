@@ -433,7 +433,7 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     """The clock of each method after 600 steps, in four settings; one row a method. Beside it the
     speeds that clocks predict for the race, and the measured ones."""
     settings = {
-        "115k": (f"{PARAMETERS['115k']} parameters, AdamW", "o", "0.0"),
+        "115k": (f"{PARAMETERS['115k']}, AdamW", "o", "0.0"),
         "460k": (_in_words("460k"), "s", "0.45"),
         "1800k": (_in_words("1800k"), "D", "0.7"),
         "115k, sgd": (_in_words("115k, sgd"), "^", "white"),
@@ -479,12 +479,12 @@ def figure(clocks: Mapping[tuple[str, str, int], Clock], length: int = 600) -> A
     )
     style.add_caption(
         fig,
-        f"After {length} steps (427 k: {length // 2}, 1.64 M: {length // 4}) of GPTs on one text, "
-        f"each method at its own best learning rate; means and 95 % intervals over {len(SEEDS)} "
-        "seeds. A row without a mark was not trained, or no training without compression is short "
-        "enough. Signs are below 0.2. Right: a race on links of 20, 100 and 1000 Mbit/s, "
-        f"{len(speeds)} entrants, with clocks of 115 k; rms of the logarithm "
-        f"{raced_error(speeds):.2f}.",
+        f"After {length} steps (427 k: {length // 2}, 1.64 M: {length // 4}) of GPTs (sizes in "
+        "parameters) on one text, each method at its own best learning rate; "
+        f"means and 95 % intervals over {len(SEEDS)} seeds. A row without a mark was not trained, "
+        "or no training without compression is short enough. Signs are below 0.2. Right: a race on "
+        f"links of 20, 100 and 1000 Mbit/s, {len(speeds)} entrants, with clocks of 115 k; "
+        f"rms log error {raced_error(speeds):.2f}.",
     )
     return fig
 

@@ -1,11 +1,11 @@
-"""Four nodes on one machine: network namespaces, limited links, and a process in each.
+"""Four nodes on one machine: network namespaces, a limited link, and a process in each.
 
-Each node is a network namespace of its own with one veth link to a bridge (in a fifth namespace),
-and ``tc tbf`` at both ends of each link. Where a link has a delay, its two ends are tap devices and
-a process of its own hands each frame on when it is due (`_delayed`), because not every kernel has
-``netem``. Nothing of the machine's own network is touched, and all
-of it is deleted at the end, after Ctrl-C too; what a killed benchmark has left, the next deletes.
-Linux, root, iproute2.
+Each node is a network namespace of its own with one veth link to the bridge of its island, which
+has a namespace too. ``tc tbf`` limits both ends of the link between the bridges. Where this link
+has a delay, its two ends are tap devices and a process of its own hands each frame on when it is
+due (`_delayed`), because not every kernel has ``netem``. Nothing of the machine's own network is
+touched, and all of it is deleted at the end, after Ctrl-C too; what a killed benchmark has left,
+the next deletes. Linux, root, iproute2.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import json
 import os
 import select
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -54,57 +52,24 @@ def sweep(pid: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def star() -> Iterator[list[str]]:
-    """Names of `NODES` namespaces, joined by a bridge; deleted with all that is in them."""
+def islands(delay: float = 0.0) -> Iterator[tuple[list[str], list[str]]]:
+    """Names of `NODES` namespaces, each half of them joined by a bridge, and of the two namespaces
+    with the bridges. The device ``trunk`` of each bridge leads to the other one, with ``delay``
+    seconds in each direction."""
     sweep()
     names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(NODES)]
-    try:
-        for name in names:
-            _add(name)
-        _bridge(f"{PREFIX}-{os.getpid()}-hub", names, names)
-        yield names
-    finally:
-        sweep(os.getpid())
-
-
-@contextlib.contextmanager
-def islands(
-    delay: float = 0.0, count: int = 2, each: int = NODES // 2
-) -> Iterator[tuple[list[str], list[str]]]:
-    """Names of ``count * each`` namespaces, each island of them joined by a bridge, and of the
-    namespaces with the bridges. The device ``trunk`` of each bridge leads to the other one, with
-    ``delay`` seconds in each direction; with more than two islands, to a bridge between them."""
-    sweep()
-    names = [f"{PREFIX}-{os.getpid()}-{i}" for i in range(count * each)]
-    hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(count)]
+    hubs = [f"{PREFIX}-{os.getpid()}-hub{i}" for i in range(2)]
     try:
         for name in names:
             _add(name)
         for i, hub in enumerate(hubs):
-            _bridge(hub, names[i * each : (i + 1) * each], names)
-        joined = _through_core(hubs) if count > 2 else _direct(hubs)
-        with _delayed(hubs, delay) if delay else joined:
+            _bridge(hub, names[i * NODES // 2 : (i + 1) * NODES // 2], names)
+        with _delayed(hubs, delay) if delay else _direct(hubs):
             for hub in hubs:
                 sh("ip", "-n", hub, "link", "set", "trunk", "master", "bridge", "up")
             yield names, hubs
     finally:
         sweep(os.getpid())
-
-
-def _core(hubs: Sequence[str]) -> str:
-    """The namespace with the bridge between more than two islands."""
-    return f"{hubs[0].rsplit('-', 1)[0]}-core"
-
-
-@contextlib.contextmanager
-def _through_core(hubs: Sequence[str]) -> Iterator[None]:
-    core = _core(hubs)
-    _bridge(core, [], [])
-    for i, hub in enumerate(hubs):
-        words = ["link", "add", "trunk", "type", "veth", "peer", "name", f"trunk{i}"]
-        sh("ip", "-n", hub, *words, "netns", core)
-        sh("ip", "-n", core, "link", "set", f"trunk{i}", "master", "bridge", "up")
-    yield
 
 
 @contextlib.contextmanager
@@ -157,36 +122,16 @@ def crossed(hub: str) -> int:
     return int(found[0]["stats64"]["tx"]["bytes"])
 
 
-def left(names: Sequence[str]) -> list[int]:
-    """Bytes that the kernel has sent from each node, headers included."""
-    shown = [sh("ip", "-n", name, "-s", "-j", "link", "show", "eth0") for name in names]
-    return [int(json.loads(text)[0]["stats64"]["tx"]["bytes"]) for text in shown]
-
-
-def limit(names: Sequence[str], rate: float | None) -> None:
-    """Set both ends of every link to a rate in Mbit/s; None = unlimited."""
-    hub = f"{names[0].rsplit('-', 1)[0]}-hub"
-    for i, name in enumerate(names):
-        _limit(name, "eth0", rate)
-        _limit(hub, f"port{i}", rate)
-
-
-def limit_trunk(hubs: Sequence[str], rate: int | None) -> None:
-    """The same for both ends of the link of each island."""
-    for i, hub in enumerate(hubs):
-        _limit(hub, "trunk", rate)
-        if len(hubs) > 2:
-            _limit(_core(hubs), f"trunk{i}", rate)
-
-
-def _limit(where: str, device: str, rate: float | None) -> None:
-    """The bucket holds 1 ms (the least that one core keeps up with at 1 Gbit/s), or 3 packets."""
-    if rate is None:
-        sh("tc", "-n", where, "qdisc", "delete", "dev", device, "root", check=False)
-        return
-    burst = max(5000, round(rate * 125))  # bytes
-    words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
-    sh("tc", "-n", where, "qdisc", "replace", "dev", device, *words)
+def limit_trunk(hubs: Sequence[str], rate: float | None) -> None:
+    """Set both ends of the link to a rate in Mbit/s; None = unlimited. The bucket holds 1 ms (the
+    least that one core keeps up with at 1 Gbit/s), or 3 packets."""
+    for hub in hubs:
+        if rate is None:
+            sh("tc", "-n", hub, "qdisc", "delete", "dev", "trunk", "root", check=False)
+            continue
+        burst = max(5000, round(rate * 125))  # bytes
+        words = ["root", "tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "limit", "4mb"]
+        sh("tc", "-n", hub, "qdisc", "replace", "dev", "trunk", *words)
 
 
 # -- the nodes -------------------------------------------------------------------------------
@@ -260,85 +205,17 @@ def node() -> None:
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
     answers, sys.stdout = sys.stdout, sys.stderr
-    tasks: dict[str, Callable[..., Any]] = {"train": _train, "echo": _echo, "goodput": _goodput}
-    tasks |= {"race": _race, "island": _island, "collectives": _collectives, "fsdp": _fsdp}
-    tasks |= {"node_link": _node_link}
+    tasks: dict[str, Callable[..., Any]] = {"race": _race, "collectives": _collectives}
     for line in sys.stdin:
         command = json.loads(line)
         os.environ["MASTER_PORT"] = str(command.pop("port"))
         print(json.dumps(tasks[command.pop("do")](**command)), file=answers, flush=True)
 
 
-class Switch:
-    """A reporter of process 0: sets all links before each epoch, to each of ``rates`` in turn."""
-
-    def __init__(self, names: Sequence[str], rates: Sequence[int | None]) -> None:
-        self.names, self.rates = names, rates
-
-    def start(self, header: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        limit(self.names, self.rates[0])
-
-    def step(self, epoch: int, done: int, steps: int) -> None:
-        pass
-
-    def epoch(self, row: dict[str, Any], seconds: dict[str, float]) -> None:
-        limit(self.names, self.rates[(row["epoch"] + 1) % len(self.rates)])
-
-    def stop(self, message: str) -> None:
-        pass
-
-
-def _train(
-    config: dict[str, Any], out: str, names: Sequence[str], rates: Sequence[int | None]
-) -> None:
-    from regimes.base.config import RunConfig, from_dict
-    from regimes.records import read_lines
-    from regimes.training.loop import run
-
-    run(from_dict(RunConfig, config), out, reporters=[Switch(names, rates)])
-    for event in read_lines(Path(out, "events.jsonl")):  # a training outlives its reporters
-        if event["event"] == "reporter failed":
-            raise RuntimeError(f"the links were not all switched: {event['why']}")
-
-
 def _race(**details: Any) -> dict[str, Any]:
     from benchmarks.entrants import train
 
     return train(**details)
-
-
-def _island(**details: Any) -> dict[str, Any]:
-    from benchmarks.island_link import take
-
-    return take(**details)
-
-
-def _node_link(**details: Any) -> tuple[float, float]:
-    from benchmarks.node_link import take
-
-    return take(**details)
-
-
-def _fsdp(**details: Any) -> dict[str, Any]:
-    from benchmarks.fsdp_link import take
-
-    return take(**details)
-
-
-def _echo(times: int, size: int = 1) -> float:
-    """Median seconds of an all-reduce of ``size`` numbers."""
-    import torch
-
-    from regimes.collectives.connect import connect_world
-
-    world = connect_world(NODES, torch.device("cpu"))
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        world.mean_over_workers([torch.ones(1, size)])
-        taken.append(time.perf_counter() - start)
-    world.close()
-    return statistics.median(taken)
 
 
 def _collectives(
@@ -398,46 +275,6 @@ def _collectives(
     own, groups, island, islands = None, [], None, []
     run.close()
     return found
-
-
-def _goodput(seconds: float) -> float:
-    """Bits per second received from the node before, while sending to the next."""
-    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-    stop = time.monotonic() + seconds + 1
-
-    def send() -> None:
-        address = (f"{SUBNET}.{(rank + 1) % NODES + 1}", port)
-        with _patiently(address) as out, contextlib.suppress(OSError):
-            while time.monotonic() < stop:
-                out.sendall(bytes(1 << 16))
-
-    with socket.create_server((f"{SUBNET}.{rank + 1}", port)) as server:
-        thread = threading.Thread(target=send)
-        thread.start()
-        source, _ = server.accept()
-        count, start = 0, None
-        while data := source.recv(1 << 18):
-            now = time.monotonic()
-            if now > stop:
-                break
-            if now > stop - seconds:  # after a second of slow start
-                start, count = start or now, count + (len(data) if start else 0)
-                last = now
-        source.close()
-        thread.join()
-    assert start is not None
-    return 8 * count / (last - start)
-
-
-def _patiently(address: tuple[str, int]) -> socket.socket:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            return socket.create_connection(address, timeout=10)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Left: the speed-up of an epoch over dense against bandwidth, at the runs' W; eac
 its break-even bandwidth, below which compression pays. Right: seconds per step against W at one
 network, at a fixed batch per worker (weak scaling). Both from recorded traffic and measured seconds
 (`cost.predict_seconds`); nothing here has been run on such a network. How well
-the model does where it has been: `benchmarks.network`.
+the model does where it has been: ``benchmarks/network.md``.
 """
 
 from __future__ import annotations

@@ -34,9 +34,8 @@ def raced() -> str:
     return race_report.page({grid: race.read(grid) for grid in race.COURSES}, system)
 
 
-LINKS = ("fsdp_link", "island_link", "network")
 PAGES: dict[str, Callable[[], str]] = {
-    **{name: lambda name=name: module(name).markdown(numbers(name)) for name in (*LINKS, "faults")},
+    "faults": lambda: module("faults").markdown(numbers("faults")),
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
     "clocks": lambda: module("clocks").report(module("clocks").all_losses()),
     "plans": lambda: module("plans").report(),

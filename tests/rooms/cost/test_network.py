@@ -647,17 +647,17 @@ def _may_make_namespaces() -> bool:
 
 @pytest.mark.skipif(not _may_make_namespaces(), reason="needs root, iproute2 and namespaces")
 def test_nothing_is_left_after_an_interrupt() -> None:
-    from benchmarks.nodes import limit, star
+    from benchmarks.nodes import islands, limit_trunk
 
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True).stdout
 
     def interrupted() -> None:
-        with star() as names:
-            limit(names, 20)
-            assert all(name in _namespaces() for name in names)
-            shown = subprocess.run(["tc", "-n", names[2], "qdisc"], capture_output=True, text=True)
+        with islands() as (names, hubs):
+            limit_trunk(hubs, 20)
+            assert all(name in _namespaces() for name in (*names, *hubs))
+            shown = subprocess.run(["tc", "-n", hubs[1], "qdisc"], capture_output=True, text=True)
             assert "rate 20Mbit" in shown.stdout
-            limit(names, None)
+            limit_trunk(hubs, None)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

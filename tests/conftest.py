@@ -25,12 +25,8 @@ gc.disable()  # nothing of what is imported is garbage; until `pytest_collection
 shapes.install()  # before any test imports a regimes module
 import read_once  # noqa: E402
 
-from benchmarks import trainers  # noqa: E402
-
 read_once.install()
 
-# All processes of a worker are forked from one server, which imports what its first user names.
-trainers.PRELOAD = ("ddp_scripts.preload",)
 TESTS = Path(__file__).parent
 # Processes that a test starts import what tests share, and this checkout, wherever they are.
 FOUND = [str(TESTS / "shared"), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]

@@ -35,7 +35,6 @@ def raced() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "faults": lambda: module("faults").markdown(numbers("faults")),
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
     "clocks": lambda: module("clocks").report(module("clocks").all_losses()),
     "plans": lambda: module("plans").report(),

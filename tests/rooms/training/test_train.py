@@ -25,7 +25,6 @@ from runs import Reporter, break_off, resumed_alike, rows, same_bits, same_run, 
 from torch import nn
 
 import regimes
-from benchmarks.trainers import Training
 from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.collectives.world import World
@@ -295,7 +294,7 @@ ROUNDS = (every(5), *UNITS, "epochs=8", *ADAMW)
 )
 def test_kill_9_and_resume(c: RunConfig, kill_at: int, tmp_path: Path) -> None:
     regimes.run(c, tmp_path / "whole")
-    run = Training([c], tmp_path / "broken")
+    run = forked.Training([c], tmp_path / "broken")
     run.reached(kill_at)
     time.sleep(0.03 * kill_at)  # anywhere within an epoch, a line or a checkpoint
     assert run.send(signal.SIGKILL)
@@ -579,7 +578,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_path: Path) -> None:
-    run = Training([config(epochs=500)] * 2, tmp_path)
+    run = forked.Training([config(epochs=500)] * 2, tmp_path)
     run.reached(2)
     start = time.monotonic()
     assert run.send(signal.SIGKILL, victim)

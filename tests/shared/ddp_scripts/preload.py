@@ -23,7 +23,7 @@ for name in (
     "regimes.hook.local.starting",
     "regimes.compression.sparse",
     "regimes.instruments.curvature",
-    "benchmarks.trainers",
+    "forked",
     "ddp_scripts.jobs",
     "ddp_scripts.hsdp",
 ):

@@ -50,7 +50,7 @@ NEEDED = (
     ),
     *("jinja2", "rich", "tyro", "tomli-w", "jaxtyping"),
 )
-EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
+EXTRAS = ("tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
 TWO_INDEXES = (
     "Regimes reads its data sets all the same; a script of your own that imports it fails. "
@@ -68,12 +68,11 @@ def print_report() -> bool:
         "torchvision's data": _data_sets,
         "digits": _digits,
         "figures": _figures,
-        "curvature": lambda: _curvature("lanczos"),
+        "curvature": _curvature,
         "gloo": lambda: _backend("gloo"),
     }
     useful: dict[str, Callable[[], str]] = {
         **{f"{name} (optional)": functools.partial(version, name) for name in EXTRAS},
-        "curvature by pyhessian": lambda: _curvature("pyhessian"),
         "notebooks": _notebooks,
         "import torchvision": _torchvision,
         "CUDA": _cuda,
@@ -134,8 +133,8 @@ def _figures() -> str:
     return f"a curve drawn, PNG of {len(style.render_figure(fig, 'png'))} bytes"
 
 
-def _curvature(backend: str) -> str:
-    """The top eigenvalue of a Hessian, which SciPy or PyHessian finds; it is known: 3."""
+def _curvature() -> str:
+    """The top eigenvalue of a Hessian, which SciPy finds; it is known: 3."""
     import torch
     from torch import nn
 
@@ -144,7 +143,7 @@ def _curvature(backend: str) -> str:
     model = nn.Linear(2, 1, bias=False).double()
     inputs = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64).sqrt())
     product = HessianProduct(model, lambda m, x: m(x).square().sum() / 2, [inputs])
-    found = float(eigenvalues(product, backend=backend).largest[0])
+    found = float(eigenvalues(product).largest[0])
     if abs(found - 3) > 0.03:
         raise RuntimeError(f"top eigenvalue {found:.1f} of a Hessian that has 3")
     return f"top eigenvalue {found:.1f} of a Hessian that has 3"

@@ -99,12 +99,11 @@ def test_long_paths_are_broken_and_not_cut() -> None:
 
 def test_packages_are_shown_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hessian of (w1^2 + 3 w2^2) / 2 has 3 as its largest eigenvalue."""
-    for backend in ("lanczos", "pyhessian"):
-        assert doctor._curvature(backend).startswith("top eigenvalue 3.0 ")
+    assert doctor._curvature().startswith("top eigenvalue 3.0 ")
     assert "PNG" in doctor._figures()
     monkeypatch.setattr("regimes.instruments.hessian.eigenvalues", lambda *args, **more: _Wrong)
     with pytest.raises(RuntimeError, match=r"top eigenvalue 2\.0 of a Hessian that has 3"):
-        doctor._curvature("lanczos")
+        doctor._curvature()
 
 
 class _Wrong:

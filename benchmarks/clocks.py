@@ -1,15 +1,13 @@
 """How far compressed training comes in a step, as a share of a step of dense: a method's *clock*.
 
-    python -m benchmarks.clocks train --jobs 2   # about 6 hours of 2 cores; can be continued
-    python -m benchmarks.clocks plans --jobs 2   # about 4 hours; can be continued
     python -m benchmarks.clocks report
 
 A method that ends at some loss after N steps has the clock k if dense ends there after k N steps,
-each at its own best learning rate. *train* adds methods, lengths, a size and an optimiser to the
-trainings of `benchmarks.plans`, by the same rule: rates a factor of two apart until the best is no
-end of the list, and three seeds at the two best rates. What ``plans_losses.jsonl`` has is not
-trained again. *plans* trains, with the seeds of the other trainings, what each of nine plans chose
-for a larger model, at the rate that the plan prints. Losses are lines of ``clocks.jsonl``.
+each at its own best learning rate. The lines of ``clocks.jsonl`` add methods, lengths, a size and
+an optimiser to the trainings of `benchmarks.plans`, by the same rule: rates a factor of two apart
+until the best is no end of the list, and three seeds at the two best rates. They also have, with
+the same seeds, what each of nine plans chose for a larger model, at the rate that the plan prints.
+What has trained them is in commit 607b16c6.
 
 The losses of the plans (three sizes, seven methods) suggest that a clock hardly depends on the size
 of the model, that it is about 1 for 8 and 4 bits and 0.8 for a synchronisation every 8 steps, and
@@ -40,7 +38,6 @@ would refute it, where a clock is the mean over seeds, and lengths are those of 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -55,93 +52,23 @@ from benchmarks import clock_choices, race, race_report
 from benchmarks.plans import (
     LOSSES,
     PARAMETERS,
-    PLANS,
     SCALED,
     SEEDS,
-    SITUATIONS,
-    STEPS,
     Losses,
     known,
-    missing,
-    train_rounds,
-    training,
 )
-from regimes.base.config import RunConfig, override_fields
 from regimes.base.statistics import t_interval
 from regimes.plotting import style
 from regimes.plotting.words import add_headline
 from regimes.records import write_output
-from regimes.search.plans.clock import Probe
-from regimes.search.plans.probes import in_steps
 
 PAGE = Path(__file__).with_name("clocks.md")
 OWN = Path(__file__).with_name("clocks.jsonl")
-SGD = {
-    "optimizer.name": "sgd",
-    "optimizer.momentum": 0.9,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.clip": 1.0,
-    "optimizer.lr": 0.2,
-}
 METHODS = (
     *("powersgd:1", "powersgd:2", "powersgd:4", "topk:10", "sign:1"),
     *("quantised-all-reduce:4", "dense/8", "dense/32"),
 )
 FEW = ("powersgd:1", "topk:10", "dense/8")
-
-
-def wanted(
-    methods: tuple[str, ...], lengths: tuple[int, ...], dense: tuple[int, ...]
-) -> dict[str, tuple[int, ...]]:
-    return {"dense": dense, **dict.fromkeys(methods, lengths)}
-
-
-# What is trained, in this order. Dense needs the shortest lengths: a clock of 0.3 ends there.
-TRAINED: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "115k": wanted(METHODS, (300, 600, 1200), (75, 150, 300, 600, 1200)),
-    "460k": wanted(METHODS, (150, 300, 600), (38, 75, 150, 300, 600)),
-    "115k, sgd": wanted(FEW, (300, 600, 1200), (75, 150, 300, 600, 1200)),
-    "260k": wanted(METHODS, (450, 900), (112, 225, 450, 900)),
-}
-
-
-def configure(size: str) -> RunConfig:
-    """The training of a size in steps."""
-    if size == "260k":
-        config = override_fields(training("115k"), {"model.width": 96})
-    else:
-        config = training(size.partition(",")[0])
-    return in_steps(override_fields(config, SGD if size.endswith("sgd") else {}), STEPS)
-
-
-def train(out: Path, jobs: int) -> None:
-    for size, lengths in TRAINED.items():
-
-        def next_runs(
-            size: str = size, lengths: Mapping[str, tuple[int, ...]] = lengths
-        ) -> list[Probe]:
-            return missing(size, known(LOSSES, OWN), lengths)
-
-        train_rounds(size, configure(size), next_runs, OWN, out, jobs)
-
-
-def train_choices(out: Path, jobs: int) -> None:
-    """Train what the plans of larger models chose, at their rates."""
-    asked = {case.name: case for case in SITUATIONS if case.size != "115k"}
-    for line in map(json.loads, PLANS.read_text().splitlines()):
-        if line["situation"] not in asked:
-            continue
-        size = asked[line["situation"]].size
-        config = configure(size)
-        row = next(row for row in line["rows"] if row["method"] == line["chosen"])
-        doublings = math.log2(row["rate"] / config.optimizer.lr)
-        probes = [Probe(row["method"], row["steps"], doublings, seed) for seed in SEEDS]
-
-        def next_runs(size: str = size, probes: list[Probe] = probes) -> list[Probe]:
-            losses = known(LOSSES, OWN)
-            return [probe for probe in probes if (size, probe) not in losses]
-
-        train_rounds(size, config, next_runs, OWN, out, jobs)
 
 
 def all_losses() -> Losses:
@@ -290,7 +217,7 @@ def report(losses: Losses) -> str:
             "The *clock* of a method says how many steps without compression (*dense*) one of its "
             "steps is worth. A method has the clock k if N of its steps reach the loss that k N "
             "steps of dense reach, each of the two at its own best learning rate. `python -m "
-            "benchmarks.clocks train` trains, and `report` writes this page.",
+            "benchmarks.clocks report` writes this page; commit 607b16c6 has what trained.",
             "",
             f"The table has the mean of n = {len(SEEDS)} seeds, with its 95 % interval. All models "
             "are language models on one text. The optimiser is AdamW, unless a column names SGD. "
@@ -580,16 +507,11 @@ def _held_out(gaps: Sequence[Gap]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("train", "plans", "report"))
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("runs/clocks"))
-    arguments = parser.parse_args()
-    if arguments.what == "report":
-        losses = all_losses()
-        write_output(PAGE, text := report(losses))
-        with style.theme():
-            content = style.render_figure(figure(all_clocks(losses)), "png")
-        write_output(PAGE.with_suffix(".png"), content)
-        print(text)
-    else:
-        {"train": train, "plans": train_choices}[arguments.what](arguments.out, arguments.jobs)
+    parser.add_argument("what", choices=["report"])
+    parser.parse_args()
+    losses = all_losses()
+    write_output(PAGE, text := report(losses))
+    with style.theme():
+        content = style.render_figure(figure(all_clocks(losses)), "png")
+    write_output(PAGE.with_suffix(".png"), content)
+    print(text)

@@ -37,7 +37,6 @@ def raced() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "curvature": lambda: module("curvature_report").markdown(numbers("curvature")),
     "clocks": lambda: module("clocks").report(module("clocks").all_losses()),
-    "plans": lambda: module("plans").report(),
     "race": raced,
 }
 

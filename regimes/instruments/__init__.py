@@ -25,7 +25,6 @@ REGISTRY = Registry(
         "residual": "regimes.instruments.residual:Residual",
         "cosine": "regimes.instruments.cosine:Cosine",
         "spread": "regimes.instruments.noise:Spread",
-        "disagreement": "regimes.instruments.disagreement:Disagreement",
         "overlap": "regimes.instruments.support_overlap:Overlap",
     },
     has=("every", "start"),

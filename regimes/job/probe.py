@@ -14,8 +14,7 @@ from regimes.base.reduction import tensors_in
 from regimes.instruments import make_instruments
 
 _ON_DATA = ("curvature", "sharpness")  # instruments that a hook can read on a probe
-# of what is exchanged, without any
-OF_EXCHANGE = ("error", "residual", "cosine", "disagreement")
+OF_EXCHANGE = ("error", "residual", "cosine")  # of what is exchanged, without any
 _FORM = "a pair (loss, batches), or with a weight(batch) third: loss(model, batch) is a mean"
 
 

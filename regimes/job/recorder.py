@@ -73,8 +73,8 @@ class RecordOptions:
             configuration).
         instruments: The instruments that measure in each unit, by name: ``{"error", "residual"}``,
             or a table with their fields, ``{"error": {}}``. With ``probe`` there are also
-            "curvature" and "sharpness", and with local steps "disagreement", the distance between
-            the processes. The training ends in the same bits with and without instruments.
+            "curvature" and "sharpness". The training ends in the same bits with and without
+            instruments.
         probe: What "curvature" and "sharpness" measure: a pair (loss, batches). ``loss(model,
             batch)`` is the mean over a batch. ``batches`` is one batch or a list: this process's
             share of the samples, equally many on each process. ``model`` is the model inside

@@ -51,7 +51,6 @@ SLOW = [
 UNBOUNDED = {  # they need another task or network than these, or act between steps, or seldom
     "instrument residual",
     "instrument cosine",
-    "instrument disagreement",
     "instrument sharpness",
     "instrument spread",
     "deficit other-task",

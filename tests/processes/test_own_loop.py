@@ -190,7 +190,7 @@ TOLD = {
     "no period": "policy = 0: expected a period from 1 step up, or a policy",
     "no such policy": "unknown policy 'accordeon': did you mean 'accordion'",
     "a statistic": "policy.needs = 'eigenvalue': expected norm, noise_scale, diversity, error, "
-    "residual, cosine, spread or disagreement",
+    "residual, cosine or spread",
     "an outer rate": "outer.lr = 0.0: expected a positive number",
     "an outer word": "unknown key 'outer.rate'",
     "a level": "level of PowerSGD = 0: expected a rank",

@@ -1,6 +1,5 @@
 """Curvature of a model that FSDP2 divides (oracles: the whole model on all samples at once; the job
-without instruments; the number of calls of fully_shard). On the same processes, because starting
-them takes longest: the gaps between workers (oracles: one process; numpy)."""
+without instruments; the number of calls of fully_shard)."""
 
 from __future__ import annotations
 
@@ -9,13 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from ddp_scripts import gaps, group, sharded_curvature
+from ddp_scripts import group, sharded_curvature
 from ddp_scripts.sharded_curvature import GROUPS, MODULES
 
-from regimes.collectives.world import World
 from regimes.instruments.hessian import HessianProduct
 
 LIMIT = 1e-10
@@ -124,33 +121,3 @@ def test_what_cannot_be_whole_is_one_sentence(alone: Any) -> None:
         for said, part in zip(process["said"], SAID, strict=True):
             assert part in said
             assert "\n" not in said
-
-
-# -- the gaps between workers ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [4, 2], ids=["workers", "islands"])
-def test_processes_find_the_gaps_of_one_process(workers: int) -> None:
-    layers, model, detail = gaps.reading(World(workers))
-    for process in found(*HOW[1:]):
-        mine = process["gaps"][str(workers)]
-        for ours, theirs in zip(mine[0].values(), layers.values(), strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-12)
-        assert mine[1] == pytest.approx(model, rel=1e-12)
-        assert mine[2]["singular"] == pytest.approx(detail["singular"], rel=1e-12)
-        assert mine[2]["mean_share"] == pytest.approx(detail["mean_share"], rel=1e-10)
-
-
-def test_local_steps_record_the_gaps_before_each_units_first_synchronisation() -> None:
-    """From the parameters of all processes; and the job is the one without the instrument."""
-    processes = [one["gaps"] for one in found(*HOW[1:])]
-    for unit in range(2):
-        rows = np.stack([one["local"]["before"][unit].numpy() for one in processes])
-        away = rows - rows.mean(0)
-        values = np.linalg.svd(away, compute_uv=False) ** 2
-        for one in processes:
-            read = one["local"]["model"][unit]
-            assert read["disagreement"] == pytest.approx((values.sum() / 4) ** 0.5, rel=LIMIT)
-            assert read["disagreement:top"] == pytest.approx(values[0] / values.sum(), rel=LIMIT)
-    for one in processes:
-        assert torch.equal(one["local"]["end"], one["plain"]["end"])

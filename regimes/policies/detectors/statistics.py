@@ -30,7 +30,6 @@ INSTRUMENT = {  # family -> the instrument that measures it; the study's have th
     "residual": "residual",
     "cosine": "cosine",
     "spread": "spread",
-    "disagreement": "disagreement",
     "overlap": "overlap",
 }
 

@@ -190,7 +190,7 @@ KINDS = {
         "policy.level=high",
         *DILOCO,
     ),
-    "to and fro": (*ADAMW, SWITCH, "instruments.disagreement={}"),
+    "to and fro": (*ADAMW, SWITCH),
     "averaged": (*ADAMW, every(4), "outer.states=average"),
 }
 

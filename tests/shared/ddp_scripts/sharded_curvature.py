@@ -10,7 +10,6 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
-from ddp_scripts import gaps
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -252,11 +251,9 @@ def refused(mesh: DeviceMesh) -> list[str]:
 
 
 def both(rank: int, how: Sequence[str], folder: str) -> dict[str, Any]:
-    """What some jobs have, with instruments and without; where they are two, also `alone` and
-    what the processes find of gaps between workers."""
+    """What some jobs have, with instruments and without; where they are two, also `alone`."""
     return {
         "alone": alone(rank) if len(how) > 1 else {},
-        "gaps": gaps.on_processes(rank) if len(how) > 1 else {},
         "jobs": [job(rank, one, True, f"{folder}/{one}") for one in how],
         "plain": [job(rank, one, False, "") for one in how],
     }

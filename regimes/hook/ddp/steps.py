@@ -38,9 +38,6 @@ from regimes.compression.exchange import (
 from regimes.compression.graphs import ExchangeGraphs
 from regimes.compression.kernels import on_gpu
 from regimes.compression.recording import Recorder
-from regimes.compression.reducer import Reducer
-from regimes.hook.ddp.applied import AppliedSteps
-from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.job.fit_state import list_names
 
@@ -158,33 +155,14 @@ class HookSteps(UnitSteps, Exchange):
         failed: an error has ended the exchange of the step under way.
     """
 
-    def __init__(
-        self,
-        source: GradientSource,
-        reducer: Reducer,
-        gauges: Collection[Any],
-        *,
-        readers: Sequence[Any] = (),
-        loss_scale: LossScale,
-        dense_start: int = 0,
-        optimizer: Any = None,
-    ) -> None:
-        """
-        Args:
-            reducer: of the source's layers, or of this process's shards of them.
-            readers: those of the gauges that, when they are ``due``, read this process's own
-                gradients as well as the shared update.
-            dense_start: how many steps, from the first on, send the gradient uncompressed.
-            loss_scale: what the loss is multiplied by.
-            optimizer: steps the parameters, if it is known.
-        """
-        applied = AppliedSteps([[p] for p in source.parameters.values()], optimizer)
-        UnitSteps.__init__(self, reducer, source.device, dense_start, gauges, applied, loss_scale)
+    source: GradientSource
+
+    def _prepare(self) -> None:
+        source, reducer = self.source, self.reducer
         # of whole layers, whose sizes are the same on all processes: so all have the same buckets
         buckets = make_buckets([*source.parameters.values()], source.bucket_bytes)
         Exchange.__init__(self, reducer, buckets, background=source.device)
         reducer.tentative = True
-        self.source, self.readers = source, readers
         self.sizes = [layer.size for layer in reducer.layers]
         self.node = NodeRows(reducer.world) if reducer.world.node else None
         self.stack, self.copies = self._make_stack(0), None

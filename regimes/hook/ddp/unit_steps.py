@@ -31,6 +31,7 @@ class UnitSteps:
     them, shows them to gauges, and undoes the last one where no optimiser step has followed.
 
     Attributes:
+        source: the model.
         reducer: the compressors, and the layers' memories.
         levels: per layer, what a backward pass sends after the first ``dense_start`` passes.
         total: backward passes since training began.
@@ -54,20 +55,31 @@ class UnitSteps:
 
     def __init__(
         self,
+        source: Any,
         reducer: Reducer,
-        device: torch.device,
-        dense_start: int,
         gauges: Collection[Any],
-        applied: AppliedSteps,
+        *,
+        readers: Sequence[Any] = (),
         loss_scale: LossScale,
+        dense_start: int = 0,
+        optimizer: Any = None,
     ) -> None:
-        self.reducer, self.device, self.dense_start = reducer, device, dense_start
-        self.gauges = gauges
+        """
+        Args:
+            source: a ``ModelAdapter``.
+            reducer: of the source's layers, or of this process's shards of them.
+            readers: those of the gauges that, when they are ``due``, see more than what was
+                exchanged: this process's own gradients, or the mean without compression.
+            dense_start: how many steps, from the first on, send the gradient uncompressed.
+            optimizer: steps the parameters, if it is known.
+        """
+        self.source, self.reducer, self.device = source, reducer, source.device
+        self.dense_start, self.gauges, self.readers = dense_start, gauges, readers
         for gauge in gauges:
             gauge.reversible = True
-        self.applied, self.loss_scale = applied, loss_scale
+        self.applied, self.loss_scale = AppliedSteps(self._list_members(), optimizer), loss_scale
         see_step = WeakMethod(self._see_step)  # torch keeps what it calls at a step
-        applied.on_step = lambda optimizer: (alive := see_step()) and alive(optimizer)
+        self.applied.on_step = lambda optimizer: (alive := see_step()) and alive(optimizer)
         self.levels: Sequence[AnyLevel] = []
         # each gauge with its attributes before the last step, while that may still be undone
         self._last: list[tuple[Any, dict[str, Any]]] | None = None
@@ -76,6 +88,14 @@ class UnitSteps:
         self.before_step: Callable[[], Any] = lambda: None
         self.check: Callable[[], Any] | None = None
         self.restart_unit()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what this kind of steps has of its own."""
+
+    def _list_members(self) -> list[Sequence[nn.Parameter]]:
+        """The parameters of each layer."""
+        return [[parameter] for parameter in self.source.parameters.values()]
 
     def follow(self, parameters: Collection[Sequence[nn.Parameter]]) -> None:
         """Take these as the parameters of each layer from now on."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from regimes.base.config import DENSE
 from regimes.base.precision import full_precision
@@ -29,8 +29,6 @@ from regimes.compression.exchange import fill_if_nonfinite, finite_flag
 from regimes.compression.pieces import make_pieces
 from regimes.compression.reducer import Reducer
 from regimes.compression.scatter import WeightGather
-from regimes.hook.ddp.applied import AppliedSteps
-from regimes.hook.ddp.loss_scale import LossScale
 from regimes.hook.ddp.steps import HookSteps
 from regimes.hook.ddp.unit_steps import UnitSteps
 from regimes.hook.fsdp.groups import ParameterGroup, check_root
@@ -119,36 +117,18 @@ class ModuleSteps(_ModuleCollectives, UnitSteps):
 
     by_process = True
 
-    def __init__(
-        self,
-        source: Any,
-        reducer: Reducer,
-        gauges: Collection[Any],
-        *,
-        readers: Collection[Any] = (),
-        loss_scale: LossScale,
-        dense_start: int = 0,
-        optimizer: Any = None,
-    ) -> None:
-        """
-        Args:
-            source: an ``FSDPModules``.
-            gauges: see the reduced gradient of every step, what this process owns of each layer.
-            readers: those of them that, when they are ``due``, also see what it would be without
-                compression.
-            loss_scale: what the loss is multiplied by.
-            dense_start: so many steps send the gradient uncompressed.
-            optimizer: steps the parameters, if it is known.
-        """
-        applied = AppliedSteps(source.members, optimizer)
-        super().__init__(reducer, source.device, dense_start, gauges, applied, loss_scale)
-        self.source, self.within = source, cast(ProcessWorld, reducer.world)
+    def _list_members(self) -> list[Sequence[nn.Parameter]]:
+        return self.source.members
+
+    def _prepare(self) -> None:
+        source, reducer = self.source, self.reducer
+        self.within = cast(ProcessWorld, reducer.world)
         self.sizes = [layout.owned_size for layout in source.layouts]
         self.reductions = source.make_reductions(reducer)
         self.gathered = Meter(self.within.meter.dtype, self.within.workers)
         self._pending: dict[int, Tensor] = {}  # outputs, which FSDP2 still divides
         self._updates: dict[int, Tensor] = {}
-        self.readers, self._due = readers, False  # the step under way is measured
+        self._due = False  # the step under way is measured
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}  # of outputs, and norms of these
         self._means: dict[int, Tensor] = {}  # updates without compression
         self._flags: list[Tensor] = []
@@ -312,9 +292,11 @@ class ReplicaSteps(_ModuleCollectives, HookSteps):
     replica as well. What these send is counted for no layer: a layer's traffic is between
     replicas."""
 
-    def __init__(self, source: Any, reducer: Reducer, gauges: Collection[Any], **more: Any) -> None:
-        """``source``: a ``ShardedReplicas``."""
-        super().__init__(source, reducer, gauges, **more)
+    source: Any  # `ShardedReplicas`
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        source, reducer = self.source, self.reducer
         self.within, self.level = source.within, source.inside.level
         seed = reducer.states[0].key[0]
         self.inner = Reducer(source.inside.compressor, source.modules, self.within, seed)

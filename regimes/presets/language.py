@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regimes.base.config import DataConfig, ModelConfig, OptimizerConfig, OuterConfig, RunConfig
+from regimes.base.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig
 from regimes.presets import families
 from regimes.presets.registry import Grid, grid, preset
 
@@ -107,46 +107,4 @@ def sparseloco_small() -> RunConfig:
         compressor={"name": "chunked-topk", "bits": 2, "error_feedback": 0.95},
         levels={"high": 1.5625},
         policy=families.static_table("high"),
-    )
-
-
-@grid("sparseloco-small")
-def sparseloco_grid() -> Grid:
-    """`regimes ablate sparseloco-small --seeds 3`: SparseLoCo; with whole values; with feedback 1
-    or none; dense averages at its period; DiLoCo; 4 minutes a seed, on one core."""
-    base = sparseloco_small()
-    dense = replace(base, policy=families.static_table("dense"))
-    tables: dict[str, families.Table] = {
-        "sparseloco": {},
-        "32 bits": {"bits": 32},
-        "feedback 1": {"error_feedback": True},
-        "no feedback": {"error_feedback": False},
-    }
-    cells = {
-        name: replace(base, name=name, compressor={**base.compressor, **table})
-        for name, table in tables.items()
-    }
-    diloco = OuterConfig(lr=0.7, momentum=0.9, nesterov=True)
-    return {
-        **cells,
-        "averages": replace(dense, name="averages"),
-        "diloco": replace(dense, name="diloco", outer=diloco),
-    }
-
-
-@preset("lm-gpu")
-def lm_gpu() -> RunConfig:
-    """`regimes run lm-gpu`: the whole text in 2,000 steps, a GPT of 10.7 M parameters, 4 workers x
-    16 windows of 256; one GPU, minutes (not timed)."""
-    base = lm_small()
-    return replace(
-        base,
-        steps=2000,
-        unit_steps=50,
-        batch_size=16,
-        data=replace(base.data, train_size=None, test_size=65_537, sequence=256),
-        model=replace(base.model, width=384, depth=6, heads=6),
-        optimizer=_optimizer(0.001, 2000),
-        precision="bfloat16",
-        device="cuda",
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, cast, get_args
@@ -234,16 +232,15 @@ def _choose_constant(
 
 
 def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLevel]) -> None:
-    """Raise ConfigError where a policy asks for a level that is not among those known, with values
-    that the compressor takes."""
+    """Raise ConfigError where a policy asks for a level that is not among those known."""
     missing = [name for name in rule.names if name not in known and name != DENSE]
     if not missing:
         return
-    values = {name: known.get(name, "...") for name in rule.names if name != DENSE}
-    for name in missing:
-        if (value := _suggest_level(compressor, name, values)) is not None:
-            values[name] = value
-    pairs = ", ".join(f'"{name}": {x if x == "..." else repr(x)}' for name, x in values.items())
+    pairs = ", ".join(
+        f'"{name}": {repr(known[name]) if name in known else "..."}'
+        for name in rule.names
+        if name != DENSE
+    )
     scattered = isinstance(compressor, QuantisedScatter)
     argument, rest = ("scatter", "") if scattered else ("compressor", '"name": ..., ')
     written = f'{argument}={{{rest}"levels": {{{pairs}}}}}'
@@ -251,27 +248,6 @@ def _check_known(rule: Policy, compressor: Compressor, known: Mapping[str, AnyLe
         f"the policy asks for level {missing[0]!r}, and levels has only "
         f"{', '.join(known) or 'none'}: say what it is, attach(..., {written})"
     )
-
-
-def _suggest_level(compressor: Compressor, name: str, values: Mapping[str, Any]) -> Any:
-    """A level between the neighbours of one that is missing, by a geometric mean; None: the
-    compressor has none there."""
-    place = list(values).index(name)
-    before = [x for x in [*values.values()][:place] if _is_number(x)]
-    after = [x for x in [*values.values()][place + 1 :] if _is_number(x)]
-    if not before or not after:
-        return None
-    middle = math.sqrt(before[-1] * after[0])
-    for value in (round(middle), middle):
-        with suppress(ConfigError):
-            compressor.check(value)
-            if value not in values.values():
-                return value
-    return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def pick_policy(given: Any, expected: str) -> Policy:

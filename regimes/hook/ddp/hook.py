@@ -119,7 +119,7 @@ class Hook(AttachedJob):
         readers = [gauge for name, gauge in on_steps.items() if name not in from_updates]
         self.sends_at_end = bool(readers) or world.shards > 1 or len(on_steps) < len(gauges)
         self.sends_at_end |= world.divided and bool(on_steps)
-        self.steps: Any = steps_class(
+        self.steps = steps = cast(Any, steps_class)(
             source,
             self.reducer,
             list(on_steps.values()),
@@ -128,7 +128,6 @@ class Hook(AttachedJob):
             dense_start=chosen.dense_start,
             optimizer=schedule.optimizer,
         )
-        steps = self.steps
         if graphs is not None:
             steps.use_graphs(graphs)
         self.world.guard.done = lambda: steps.total

@@ -117,7 +117,7 @@ pyright: .venv/dev.stamp  ## check the scripts of tests/strangers/typed with pyr
 
 .venv/demo.stamp: pyproject.toml constraints.txt
 	$(VENV)
-	$(PIP) -e ".[notebooks]"
+	$(PIP) -e ".[notebooks,curvature]"
 	touch $@
 
 .venv/dev.stamp: pyproject.toml constraints.txt
@@ -148,7 +148,7 @@ ifneq ($(TORCH_INDEX),)
 		--index-url $(TORCH_INDEX) $$(grep -oE '"torch(vision)?>=[0-9.]+' pyproject.toml | tr -d '"')
 endif
 	.venv-minima/bin/uv pip install --quiet --python .venv-minima/bin/python --resolution lowest-direct \
-		-e ".[notebooks,text,tensorboard,cluster,tests]"
+		-e ".[notebooks,curvature,text,tensorboard,cluster,tests]"
 	touch $@
 
 # Not constraints.txt: `rm -r .venv-newest` for what the index has today.
@@ -160,7 +160,7 @@ ifneq ($(TORCH_INDEX),)
 		torch torchvision
 endif
 	.venv-newest/bin/uv pip install --quiet --python .venv-newest/bin/python \
-		-e ".[notebooks,text,tensorboard,cluster,transformers,lightning,tests]"
+		-e ".[notebooks,curvature,text,tensorboard,cluster,transformers,lightning,tests]"
 	touch $@
 
 .venv/bench.stamp: .venv/demo.stamp

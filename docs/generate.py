@@ -351,6 +351,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
         CAPTURED_EXCHANGES,
         OWN_COLLECTIVES,
         PROBE,
+        declared_needs,
     )
     from regimes.base.config import OuterConfig, RunConfig, override
     from regimes.compression.needs import compressor_needs
@@ -378,7 +379,7 @@ def all_parts() -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
             calls = ("attach",) * (known or PROBE in needs) + ("local_steps",) * known
             parts[f"instrument `{name}`"] = needs, TRAINER + calls
     for name in deficits.REGISTRY:
-        parts[f"deficit `{name}`"] = deficits.NEEDS, TRAINER
+        parts[f"deficit `{name}`"] = declared_needs(deficits.REGISTRY.load(name)()), TRAINER
     for field, (needs, _) in FIELDS.items():
         if field != "sync_policy":  # a column
             parts[f"`{field}`"] = needs, TRAINER

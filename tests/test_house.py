@@ -305,7 +305,8 @@ def test_presets_and_doctor(
 ) -> None:
     from regimes.cli import machine as doctor
 
-    monkeypatch.setattr(doctor, "_torchvision", lambda: "not tried")  # test_doctor tries it
+    for slow in ("_torchvision", "_notebooks"):  # test_doctor tries them: six seconds
+        monkeypatch.setattr(doctor, slow, lambda: "not tried")
     listed = command("presets")
     assert "paper-vgg19bn-cifar10" in listed.stdout
     toml = command("presets", "smoke/high")

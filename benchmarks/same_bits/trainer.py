@@ -247,7 +247,10 @@ RUNS = {
         "optimizer.nesterov=false",
     ),
     # deficits
-    **{f"deficit-{d}": (f'deficit={{name="{d}",windows=[[0,2]]}}',) for d in ("blur", "labels")},
+    **{
+        f"deficit-{d}": (f'deficit={{name="{d}",windows=[[0,2]]}}',)
+        for d in ("blur", "flip", "noise", "labels", "gradient-noise")
+    },
     # models and texts
     "resnet8": ('model={name="resnet8",width=4}', "epochs=2"),
     "lstm": (*TEXT, 'model={name="lstm",width=8,depth=2,dropout=0.2}'),

@@ -24,6 +24,7 @@ from regimes.base.errors import ConfigError, suggest_nearest
 WHOLE_LAYERS = "whole_layers"
 WORKER_GRADIENTS = "worker_gradients"
 SEVERAL_WORKERS = "several_workers"
+SHARED_UPDATES = "shared_updates"
 STEP_UPDATES = "step_updates"
 WORKER_MODELS = "worker_models"
 ALIKE_WORKERS = "alike_workers"
@@ -51,6 +52,7 @@ MEANING = {
     WHOLE_LAYERS: "a process holds all rows of each layer",
     WORKER_GRADIENTS: "each worker's own gradient is known, not their mean alone",
     SEVERAL_WORKERS: "there are two workers or more at all times",
+    SHARED_UPDATES: "all workers apply one update in each step, and have the same weights",
     STEP_UPDATES: "each process sees the update of every step of a unit",
     WORKER_MODELS: "workers have weights of their own between synchronisations",
     ALIKE_WORKERS: "workers have the same weights right after a synchronisation",
@@ -204,6 +206,7 @@ SHARED_STEPS = Mode(
 LOCAL = Mode(
     "with a sync_policy",
     {
+        SHARED_UPDATES: "workers that step locally share no update, and have weights of their own",
         MODULE_PARTS: _NO_PARTS,
         HALF_PARAMETERS: "the small movements of local steps need float32 parameters",
         CAPTURED_STEPS: "local steps are not captured",
@@ -333,6 +336,7 @@ LOCAL_STEPS = Mode(
         SAMPLES: _NO_DATA,
         PROBE: _NO_DATA,
         OPTIMIZER_STEPS: _ONLY_TRAINER,
+        SHARED_UPDATES: LOCAL.lacks[SHARED_UPDATES],
         MODULE_PARTS: _NO_PARTS,
         STEP_UPDATES: "only what is exchanged is seen, once per synchronisation",
         GRADIENT_UNIT: "local steps exchange movements of the weights, whose unit does not depend "

@@ -11,6 +11,7 @@ group is checked by ::
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import platform
 import socket
@@ -49,7 +50,7 @@ NEEDED = (
     ),
     *("jinja2", "rich", "tyro", "tomli-w", "jaxtyping"),
 )
-EXTRAS = ("tensorboard", "wandb", "jupyterlab", "ipywidgets")
+EXTRAS = ("pyhessian", "tensorboard", "wandb", "jupyterlab", "ipywidgets")
 MINUTE = 60.0  # seconds that importing torchvision may take
 TWO_INDEXES = (
     "Regimes reads its data sets all the same; a script of your own that imports it fails. "
@@ -65,10 +66,15 @@ def print_report() -> bool:
     needed: dict[str, Callable[[], str]] = {
         **{name: functools.partial(version, name) for name in NEEDED},
         "torchvision's data": _data_sets,
+        "digits": _digits,
+        "figures": _figures,
+        "curvature": lambda: _curvature("lanczos"),
         "gloo": lambda: _backend("gloo"),
     }
     useful: dict[str, Callable[[], str]] = {
         **{f"{name} (optional)": functools.partial(version, name) for name in EXTRAS},
+        "curvature by pyhessian": lambda: _curvature("pyhessian"),
+        "notebooks": _notebooks,
         "import torchvision": _torchvision,
         "CUDA": _cuda,
         "NCCL": lambda: _backend("nccl"),
@@ -114,6 +120,53 @@ def _data_sets() -> str:
     from regimes.data.sources import torchvision_datasets
 
     return f"{len(torchvision_datasets().__all__)} data sets"
+
+
+def _figures() -> str:
+    """Draw with seaborn and matplotlib, into memory."""
+    import seaborn as sns
+
+    from regimes.plotting import style
+
+    with style.theme():
+        fig = style.figure(2.0)
+        sns.lineplot(x=[0, 1, 2], y=[1, 2, 4], ax=fig.subplots())
+    return f"a curve drawn, PNG of {len(style.render_figure(fig, 'png'))} bytes"
+
+
+def _curvature(backend: str) -> str:
+    """The top eigenvalue of a Hessian, which SciPy or PyHessian finds; it is known: 3."""
+    import torch
+    from torch import nn
+
+    from regimes.instruments.hessian import HessianProduct, eigenvalues
+
+    model = nn.Linear(2, 1, bias=False).double()
+    inputs = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64).sqrt())
+    product = HessianProduct(model, lambda m, x: m(x).square().sum() / 2, [inputs])
+    found = float(eigenvalues(product, backend=backend).largest[0])
+    if abs(found - 3) > 0.03:
+        raise RuntimeError(f"top eigenvalue {found:.1f} of a Hessian that has 3")
+    return f"top eigenvalue {found:.1f} of a Hessian that has 3"
+
+
+def _notebooks() -> str:
+    """What `jupyter lab` needs: its server, and a Python kernel to start."""
+    from jupyter_client.kernelspec import find_kernel_specs
+
+    importlib.import_module("jupyterlab.labapp")
+    kernels = find_kernel_specs()
+    if not kernels:
+        raise RuntimeError("jupyter knows no kernel: pip install ipykernel")
+    return f"JupyterLab {version('jupyterlab')}, kernels {', '.join(sorted(kernels))}"
+
+
+def _digits() -> str:
+    from regimes.base.config import DataConfig
+    from regimes.data import images
+
+    digits = images.load_images(DataConfig())
+    return f"{len(digits.train_y)} training, {len(digits.test_y)} test images"
 
 
 def _cuda() -> str:

@@ -31,6 +31,7 @@ from regimes.base.precision import full_precision
 from regimes.base.reduction import Batch, Loss, SampleMean, declare_reduction
 from regimes.collectives.world import Evaluators, World
 from regimes.data import task, tokens, wikitext
+from regimes.data.deficits import Deficit, make_deficit
 from regimes.data.tokens import Split
 from regimes.data.windows import (
     Layout,
@@ -212,5 +213,7 @@ def _check_options(config: RunConfig) -> None:
         require(sized, "data.vocabulary", data.vocabulary, 'none, or data.tokenizer = "bpe"')
     if data.name == "stdlib":
         require(data.path is None, "data.path", data.path, "none for stdlib")
-    if config.deficit is not None:
-        require(False, "deficit.name", config.deficit["name"], "none, the data are a text")
+    kind = type(make_deficit(config.deficit))
+    if kind.inputs is not Deficit.inputs or kind.labels is not Deficit.labels:
+        name = (config.deficit or {})["name"]
+        require(False, "deficit.name", name, '"gradient-noise", the only one for a text')

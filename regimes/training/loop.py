@@ -384,9 +384,12 @@ def _step_together(run: Run, batch: Minibatch, levels: list[AnyLevel], losses: L
     # before the weights change: on the CPU a non-finite loss ends the run here
     losses.add_step(reduced.loss, reduced.losses, epoch, step)
     run.optimizer.lr = batch.lr
-    run.panel.step(run.gradients.stack, reduced.updates, clock)
+    updates = reduced.updates
+    if run.plug_ins.deficit.active(epoch):
+        updates = run.plug_ins.deficit.updates(updates, run.config.seed, epoch, step)
+    run.panel.step(run.gradients.stack, updates, clock)
     with clock("compute"):
-        set_gradients(run.gradients.parameters, reduced.updates, reduced.unused)
+        set_gradients(run.gradients.parameters, updates, reduced.unused)
         run.optimizer.step()
 
 

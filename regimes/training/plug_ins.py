@@ -156,7 +156,7 @@ class PlugIns:
             parts += policy_parts(rule, field)
         parts += signal_parts(config.signal, *self.policies.values())
         if config.deficit is not None:
-            needs = capabilities.declared_needs(self.deficit, deficits.NEEDS)
+            needs = capabilities.declared_needs(self.deficit, deficits.UNDECLARED)
             parts.append(Part("deficit", needs, config.deficit["name"]))
         return parts
 

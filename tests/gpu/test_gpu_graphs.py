@@ -84,6 +84,12 @@ SLOW: dict[str, list[str]] = {
         *POWERSGD,
         "optimizer={schedule='cosine', per='step', warmup_steps=4, name='adamw', lr=0.01}",
     ],
+    "gradient noise": [
+        *TINY,
+        *LONG,
+        *POWERSGD,
+        "deficit={name='gradient-noise', windows=[[0, 2]]}",
+    ],
     "every instrument": [
         *TINY,
         *LONG,

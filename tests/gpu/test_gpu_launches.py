@@ -53,6 +53,7 @@ UNBOUNDED = {  # they need another task or network than these, or act between st
     "instrument cosine",
     "instrument sharpness",
     "instrument spread",
+    "deficit other-task",
 }
 PARTS: dict[str, tuple[Any, str]] = {  # what a wait, a copy, an allocation is put into, by its row
     "sign": (Sign, "exchange"),

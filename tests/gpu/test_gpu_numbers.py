@@ -31,7 +31,7 @@ TABLES = [
     "moments-frozen={batch=8, count=2}",
 ]
 EVERYTHING = [f"instruments.{table}" for table in TABLES]
-DEFICITS = ["blur", "labels"]
+DEFICITS = ["blur", "flip", "noise", "labels", "gradient-noise"]
 CASES: dict[str, list[str]] = {
     "dense": ["compressor={name='dense'}", "levels={}", "policy={name='static', level='dense'}"],
     "topk, every instrument": EVERYTHING,

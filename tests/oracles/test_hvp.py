@@ -163,11 +163,13 @@ def test_memory_decides_how_many_graphs_are_kept():
 
 
 def everything(model, batches):
-    """Every instrument of the curvature module."""
+    """Every instrument of the curvature module, PyHessian included."""
     for mode in MODES:
         hessian = HessianProduct(model, cross_entropy, batches, mode=mode)
         first = eigenvalues(hessian, largest=2, smallest=1, max_products=6)
         eigenvalues(hessian, start=first, max_products=4)
+        eigenvalues(hessian, backend="pyhessian", max_products=3)
+        trace(hessian, products=3, backend="pyhessian")
         layer_eigenvalues(hessian, layers=hessian.names[:2], max_products=3)
         trace(hessian, products=6)
         layer_traces(hessian, probes=2)

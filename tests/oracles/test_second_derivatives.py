@@ -284,6 +284,7 @@ def test_a_tolerance_is_a_positive_number(tolerance: float) -> None:
     hessian = HessianProduct(small(torch.tanh).double(), cross_entropy, batches)
     for call in (
         lambda: eigenvalues(hessian, tolerance=tolerance),
+        lambda: eigenvalues(hessian, tolerance=tolerance, backend="pyhessian"),
         lambda: layer_eigenvalues(hessian, tolerance=tolerance),
         lambda: make_instruments({"curvature": {"tolerance": tolerance}}),
     ):

@@ -22,7 +22,7 @@ from combinations import CHANGED, attached, configuration, settings, stepped
 from torch import Tensor, nn
 
 import regimes
-from regimes import RunConfig, compression
+from regimes import RunConfig, compression, override
 from regimes.base import capabilities
 from regimes.base.capabilities import MEANING, Mode, Part
 from regimes.base.config import recorded
@@ -310,11 +310,12 @@ class Bare:
     def inputs(self, x: Any, *_: Any) -> Any:
         return x
 
-    labels = inputs
+    labels = updates = inputs
 
 
-def test_a_deficit_that_declares_nothing_needs_a_named_task() -> None:
-    config = replace(RunConfig(), deficit={"name": "package:Bare"})
-    plug_ins = replace(PlugIns.from_config(RunConfig()), config=config, deficit=Bare())  # type: ignore[arg-type]
-    (needs,) = [part.needs for part in plug_ins.parts() if part.field == "deficit"]
-    assert needs == {capabilities.NAMED_TASK}
+def test_a_deficit_that_declares_nothing_may_change_updates() -> None:
+    config = override(RunConfig(), combinations.LOCAL)
+    with_it = replace(config, deficit={"name": "package:Bare"})
+    plug_ins = replace(PlugIns.from_config(config), config=with_it, deficit=Bare())  # type: ignore[arg-type]
+    sentence = refused(lambda: plug_ins.check(plug_ins.modes()))
+    assert sentence.startswith("deficit = 'package:Bare': expected none with")

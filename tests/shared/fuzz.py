@@ -89,7 +89,7 @@ NAMES = {
     "compressor": ["powersgd", "topk", "randomk", "sign", "quantise", "cast", "dense", "low-pass"],
     "policy": ["static", "windows", "accordion", "adaqs", "smith", "detected"],
     "batch_policy": ["static", "accordion-batch"],
-    "deficit": ["blur", "labels"],
+    "deficit": ["blur", "noise", "labels"],
 }
 SLOW = {
     "compile",

@@ -156,7 +156,7 @@ NETWORKS = {
 }
 # A narrower ResNet copies the input of its shortcuts, because of a CPU (`data/models/resnet.py`).
 IMAGES = {"resnet18-cifar10": 8, "googlenet-cifar10": 4, "densenet-cifar10": 4}
-DEFICITS = ("blur", "labels")
+DEFICITS = ("blur", "flip", "noise", "labels", "gradient-noise")
 PRECISIONS = ("bfloat16", "tf32")
 
 
@@ -266,7 +266,10 @@ BOUNDS = {  # waits of a run include those of first uses, which later runs of a 
     "googlenet-cifar10": Counts(793, 0, 0, 1175, 663),
     "densenet-cifar10": Counts(1489, 0, 0, 2076, 1103),
     "deficit blur": Counts(111, 0, 0, 131, 77),
+    "deficit flip": Counts(110, 0, 0, 130, 77),
+    "deficit noise": Counts(113, 0, 0, 133, 78),
     "deficit labels": Counts(109, 0, 0, 129, 79),
+    "deficit gradient-noise": Counts(229, 0, 1, 249, 77),
     "local steps": Counts(414, 0, 0, 440, 57),
     "dense, graphs": Counts(21, 0, 0, 28, 101),  # with two replays; a run waits for two comparisons
     "powersgd, graphs": Counts(21, 0, 0, 28, 118),

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import regimes.instruments.hessian.pyhessian as pyhessian
 from regimes.base.config.arguments import check_arguments
-from regimes.base.errors import unexpected_value
+from regimes.base.errors import ConfigError, unexpected_value
 from regimes.base.seeding import make_generator
 from regimes.instruments.hessian.lanczos import Eigenpairs, lanczos
 from regimes.instruments.hessian.operator import HessianProduct, Layers
@@ -31,16 +32,23 @@ def eigenvalues(
     max_products: int = 200,
     max_seconds: float | None = None,
     seed: int = 0,
+    backend: str = "lanczos",
 ) -> Eigenpairs:
     """Compute both ends of the spectrum, algebraically (see `lanczos` for tolerance and budgets).
 
     `start` is the previous measurement of the same model, or its vectors: their sum begins the
-    Krylov space.
+    Krylov space. `backend="pyhessian"` runs that library's power iteration instead. Its values are
+    the largest in *magnitude*, with their signs; its residuals are NaN; `tolerance` is the relative
+    change between two steps. It has no `smallest`, warm start or time budget, and one process.
 
     Raises:
-        ConfigError: as `HessianProduct` and `lanczos`.
+        ConfigError: as `HessianProduct` and `lanczos`; an option that the backend lacks.
         TrainingError: the loss, its gradient or a product is not finite.
     """
+    if pyhessian.is_chosen(backend):
+        if smallest or start is not None or max_seconds is not None:
+            raise ConfigError("PyHessian has no smallest eigenvalues, warm start or time budget.")
+        return pyhessian.eigenvalues(hessian, largest, tolerance, max_products, seed)
     return lanczos(
         hessian,
         hessian.dimension,

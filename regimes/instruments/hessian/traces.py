@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+import regimes.instruments.hessian.pyhessian as pyhessian
 from regimes.base.config.arguments import check_arguments
 from regimes.base.errors import require
 from regimes.base.seeding import make_generator
@@ -19,10 +20,14 @@ AT_ONCE = 4  # products that share a graph where graphs are rebuilt
 
 
 @check_arguments("tolerance", "start")
-def trace(hessian: HessianProduct, *, products: int = 30, seed: int = 0) -> Estimate:
+def trace(
+    hessian: HessianProduct, *, products: int = 30, seed: int = 0, backend: str = "lanczos"
+) -> Estimate:
     """Estimate the trace without bias, as Hutchinson (1990) does: the mean of z'Hz over random
-    signs z. ConfigError for fewer than 2 products."""
+    signs z. ConfigError for fewer than 2 products or an unknown backend."""
     require(products >= 2, "products", products, "at least 2, for a standard error")
+    if pyhessian.is_chosen(backend):
+        return pyhessian.trace(hessian, products, seed)
     samples = [
         (z * hz).sum()
         for z, hz in _multiply_signs(hessian, products, make_generator(seed, "trace"))

@@ -59,7 +59,8 @@ def test_its_failure_leaves_the_exit_code_alone(
 ) -> None:
     torchvision.write_text(TWO_LINES)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(doctor, "_data_sets", lambda: "not tried")
+    for slow in ("_data_sets", "_digits"):
+        monkeypatch.setattr(doctor, slow, lambda: "not tried")
     monkeypatch.setattr(doctor, "_backend", lambda name: "not tried")
     here = [sources.Availability("these", True, "/a"), sources.Availability("those", False, "/b")]
     monkeypatch.setattr(sources, "find_data", lambda: here)
@@ -94,3 +95,17 @@ def test_long_paths_are_broken_and_not_cut() -> None:
     Console(width=80, file=shown).print(table.drawn())
     assert shown.getvalue().count("x") == 100
     assert "…" not in shown.getvalue()
+
+
+def test_packages_are_shown_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hessian of (w1^2 + 3 w2^2) / 2 has 3 as its largest eigenvalue."""
+    for backend in ("lanczos", "pyhessian"):
+        assert doctor._curvature(backend).startswith("top eigenvalue 3.0 ")
+    assert "PNG" in doctor._figures()
+    monkeypatch.setattr("regimes.instruments.hessian.eigenvalues", lambda *args, **more: _Wrong)
+    with pytest.raises(RuntimeError, match=r"top eigenvalue 2\.0 of a Hessian that has 3"):
+        doctor._curvature("lanczos")
+
+
+class _Wrong:
+    largest = torch.tensor([2.0])

@@ -79,7 +79,7 @@ def test_overriding_a_plug_in_forgets_the_old_ones_fields() -> None:
     assert override(get_preset("smoke"), ["budget.epochs=3"]).budget == Budget(epochs=3)
     for table, one, field, two in (
         ("batch_policy", "accordion", "interval", "static"),
-        ("deficit", "blur", "factor", "labels"),
+        ("deficit", "blur", "factor", "flip"),
     ):
         config = override(get_preset("smoke"), [f"{table}={one}", f"{table}.{field}=3"])
         assert getattr(config, table) == {"name": one, field: 3}

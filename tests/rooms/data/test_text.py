@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import regimes
+from regimes.base.config import to_dict
 from regimes.base.errors import ConfigError, DataError
 from regimes.base.reduction import CarryingLoss
 from regimes.collectives.world import World
@@ -374,6 +375,14 @@ def test_bad_input_is_one_sentence_before_any_work(
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "epochs.jsonl").exists()
+
+
+def test_noise_on_updates_works_on_a_text(text: Path, tmp_path: Path) -> None:
+    plain = regimes.run(config(text, epochs=1), tmp_path / "plain")
+    c = config(text, "deficit={name='gradient-noise', windows=[[0, 1]]}", epochs=1)
+    assert to_dict(c)["deficit"]["name"] == "gradient-noise"
+    noisy = regimes.run(c, tmp_path / "noisy")
+    assert noisy.epochs["metric"][0] != plain.epochs["metric"][0]
 
 
 def test_the_loss_is_the_mean_over_tokens(text: Path) -> None:

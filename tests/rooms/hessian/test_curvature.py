@@ -5,6 +5,8 @@ Oracles: closed forms, scipy on the explicit Hessian, PyHessian, one process ove
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import scipy.linalg
 import torch
@@ -12,7 +14,6 @@ import torch.distributed
 from probes import Quadratic, data, explicit_gauss_newton, explicit_hessian, net, seeded, split
 from torch import nn
 
-from benchmarks.gpu.curvature import by_pyhessian
 from regimes.base.errors import ConfigError
 from regimes.base.seeding import make_generator
 from regimes.instruments.hessian import (
@@ -95,18 +96,54 @@ def test_a_convolutional_net_against_scipy(hessian, exact):
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-def test_pyhessian_agrees_on_the_largest_magnitude(batches):
+@pytest.mark.parametrize("mode", ["eval", "batch-statistics"])
+def test_pyhessian_agrees_on_the_largest_magnitude(batches, mode):
     parts = split(data(), *([12] if batches == 1 else [7, 5]))
-    ours = eigenvalues(HessianProduct(net(), cross_entropy, parts), largest=3, smallest=3)
+    product = HessianProduct(net(), cross_entropy, parts, mode=mode)
+    ours = eigenvalues(product, largest=3, smallest=3, tolerance=1e-6)
+    peer = eigenvalues(product, backend="pyhessian", tolerance=1e-5, max_products=200)
     both = torch.cat([ours.largest, ours.smallest])
-    peer, _ = by_pyhessian(net(), parts)
-    assert peer == pytest.approx(float(both[both.abs().argmax()]), rel=1e-3)
+    assert float(peer.largest[0]) == pytest.approx(float(both[both.abs().argmax()]), rel=1e-3)
+    assert peer.products > 1
+    assert abs(float(peer.vectors[0] @ ours.vectors[both.abs().argmax()])) > 0.99
 
 
-def test_a_loss_of_no_parameters_is_refused():
+@pytest.mark.parametrize(
+    ("each", "stopped"), [(70, "converged"), (50, "max_products")], ids=["enough", "too few"]
+)
+def test_pyhessian_says_whether_all_of_several_values_have_converged(hessian, each, stopped):
+    """All together take more than 70 products, none of them does."""
+    options = {"largest": 3, "tolerance": 1e-3, "max_products": 3 * each}
+    found = eigenvalues(hessian, backend="pyhessian", **options)
+    assert found.products > each
+    assert found.stopped == stopped
+
+
+def test_pyhessian_trace(hessian, exact):
+    found = trace(hessian, products=100, backend="pyhessian")
+    assert abs(found.value - float(exact.trace())) < 5 * found.error + 0.05 * float(exact.trace())
+
+
+def test_pyhessian_leaves_no_trace(hessian):
+    before, stream = list(warnings.filters), torch.random.get_rng_state()
+    trace(hessian, products=2, backend="pyhessian")
+    assert warnings.filters == before
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert all(p.grad is None for p in hessian.model.parameters())
+
+
+def test_pyhessian_says_what_it_cannot_do(hessian):
+    for options in ({"smallest": 1}, {"max_seconds": 1.0}, {"largest": 10**6}):
+        with pytest.raises(ConfigError):
+            eigenvalues(hessian, backend="pyhessian", **options)
+    with pytest.raises(ConfigError, match="one process"):
+        eigenvalues(
+            HessianProduct(net(), cross_entropy, [data()], mean=lambda t: t), backend="pyhessian"
+        )
     outside = HessianProduct(net(), lambda model, batch: torch.ones(()), [data()])
-    with pytest.raises(ConfigError, match="loss"):
-        eigenvalues(outside)
+    for backend in ("lanczos", "pyhessian"):
+        with pytest.raises(ConfigError, match="loss"):
+            eigenvalues(outside, backend=backend)
 
 
 def test_layer_eigenvalues_are_those_of_the_blocks(hessian, exact):
@@ -227,8 +264,9 @@ def test_labels_are_drawn_as_the_model_expects_them():
     ("call", "sentence"),
     [
         (lambda h: eigenvalues(h, largest=10**6), "dimension"),
+        (lambda h: eigenvalues(h, backend="arpack"), "backend = 'arpack'"),
         (lambda h: trace(h, products=1), "at least 2"),
-        (lambda h: trace(h, products=0), "products = 0: expected at least 2"),
+        (lambda h: trace(h, products=0, backend="pyhessian"), "products = 0: expected at least 2"),
         (lambda h: density(h, steps=2).curve(torch.zeros(2), 0.0), "width = 0.0: expected a pos"),
         (lambda h: layer_traces(h, probes=1), "at least 2"),
         (lambda h: density(h, probes=0), "probes = 0: expected at least 1"),

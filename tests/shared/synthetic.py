@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,31 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any) -> Path:
-    """A synthetic run; every number is a draw that name and seed decide."""
+def make(
+    root: Path,
+    name: str,
+    seed: int,
+    epochs: int = EPOCHS,
+    *,
+    planned: int = EPOCHS,
+    header: Mapping[str, Any] | None = None,
+    change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {},
+    **changes: Any,
+) -> Path:
+    """A synthetic run; every number is a draw that name and seed decide.
+
+    Args:
+        epochs: that are written.
+        planned: in the configuration.
+        header: fields of ``run.json``.
+        change: fields of a row, by the row.
+        changes: fields of the configuration.
+    """
     draw = np.random.default_rng([seed, *name.encode()])
     config = {
         "name": name,
         "seed": seed,
-        "epochs": EPOCHS,
+        "epochs": planned,
         "workers": 4,
         "batch_size": 8,
         "data": {"name": "digits"},
@@ -44,14 +63,14 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
         "signal": "update",
         **changes,
     }
-    header = plain.header(
+    written = plain.header(
         config,
         steps_per_epoch=STEPS,
         per_step={level: {"floats": n, "bytes": 4 * n} for level, n in PER_STEP.items()},
         layers=[{"name": n, "shape": s, "compressed": c} for n, s, c in LAYERS],
     )
     folder = root / name / f"seed-{seed}"
-    writer = RecordWriter.create(folder, header)
+    writer = RecordWriter.create(folder, {**written, **(header or {})})
     for epoch in range(epochs):
         chosen = [str(draw.choice(["low", "high"])) for _ in LAYERS]
         row = plain.row(epoch) | {
@@ -71,6 +90,6 @@ def make(root: Path, name: str, seed: int, epochs: int = EPOCHS, **changes: Any)
             },
             "statistics": {"norm:update": draw.uniform(0.1, 2, 3).tolist()},
         }
-        writer.epoch(row, {"compute": 0.1})
+        writer.epoch(row | change(row), {"compute": 0.1})
     writer.close()
     return folder

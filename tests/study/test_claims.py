@@ -4,7 +4,6 @@ intervals, statistics by scipy and by hand, the records themselves)."""
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import shutil
@@ -23,7 +22,6 @@ from analysis.findings.effects import fall_at_decay, minus
 from analysis.findings.sentences import PAPER, QUESTIONS, WHOLE, Claim
 from regimes.base import statistics
 from regimes.base.errors import RecordError
-from regimes.policies.replay.detect import bench_detectors
 from regimes.records import Record, load, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
@@ -56,14 +54,6 @@ def test_every_interval_has_exactly_one_verdict(margin: float) -> None:
         }
         (true,) = [name for name, is_so in meant.items() if is_so]
         assert verdicts.verdict(low, high, margin) == true, (low, high)
-
-
-def test_the_other_way_round_is_the_other_verdict() -> None:
-    for low, high in GRID:
-        turned = verdicts.verdict(-high, -low, 1.0)
-        words = {"better": "worse", "worse": "better"}
-        meant = " ".join(words.get(w.strip(","), w.strip(",")) for w in turned.split())
-        assert verdicts.verdict(low, high, 1.0).replace(",", "") == meant
 
 
 def test_an_interval_cannot_support_and_contradict() -> None:
@@ -131,13 +121,9 @@ def test_a_run_at_the_paper_s_accuracy_can_contradict_it(
     tmp_path: Path, data: str, accuracy: float, reached: bool
 ) -> None:
     for schedule, seed in itertools.product(("low", "high"), range(3)):
-        folder = make(tmp_path / "small", schedule, seed, data={"name": data})
-        path = folder / "epochs.jsonl"
-        made = [json.loads(line) for line in path.read_text().splitlines()]
-        for row in made:
-            row["metric"] = accuracy + 1e-4 * seed * (schedule == "low")
-        path.write_text("".join(json.dumps(row) + "\n" for row in made))
-        (folder / "chain.jsonl").unlink(missing_ok=True)
+        metric = accuracy + 1e-4 * seed * (schedule == "low")
+        ends = {"change": lambda row, x=metric: {"metric": x}, "data": {"name": data}}
+        make(tmp_path / "small", schedule, seed, **ends)
     rows = claims.judge(tmp_path, PAPER[:1])  # high compression loses accuracy
     assert [*rows["reached"]] == [reached]
     words = "contradicted" if reached else "not reproduced at this scale"
@@ -172,38 +158,25 @@ def test_five_seeds_cannot_reach_a_level_by_signs_and_ranks() -> None:
 @pytest.mark.parametrize("n", [2, 5, 8, 11])
 def test_ranks_with_ties_and_rounding_by_counting_all_signs(n: int) -> None:
     """Accuracies in points: differences of hundredths, which are ties but for their last bits."""
-    generator = np.random.default_rng(n)
-    steps = generator.integers(-3, 6, n)
+    steps = np.random.default_rng(n).integers(-3, 6, n)
     values = [(50.0 + 0.1 * step) - 50.0 for step in steps]
     kept = steps[steps != 0]
     ranks = stats.rankdata(np.abs(kept))
-    seen = abs(float((np.sign(kept) * ranks).sum()))
-    sums = [
-        abs(float(np.dot(signs, ranks))) for signs in itertools.product((-1, 1), repeat=len(kept))
-    ]
-    expected = sum(s >= seen - 1e-9 for s in sums) / len(sums)
+    sums = np.array([*itertools.product((-1, 1), repeat=len(kept))]) @ ranks
+    expected = (abs(sums) >= abs(np.sign(kept) @ ranks) - 1e-9).mean()
     assert statistics.p_ranks(values) == pytest.approx(expected)
     assert statistics.p_ranks([v + 1 for v in values], 1) == pytest.approx(expected)
-
-
-def test_ranks_of_many_values_and_of_one_that_is_left() -> None:
-    values = np.random.default_rng(0).normal(0.4, 1, 40)
-    exact = stats.wilcoxon(values, method="exact").pvalue
-    assert statistics.p_ranks(values.tolist()) == pytest.approx(exact, rel=1e-6)
+    many = np.random.default_rng(n).normal(0.4, 1, 40)
+    exact = stats.wilcoxon(many, method="exact").pvalue
+    assert statistics.p_ranks(many.tolist()) == pytest.approx(exact, rel=1e-6)
     assert statistics.p_ranks([0.0, 0.0, 0.7]) == 1
 
 
-def test_values_that_are_alike_have_no_p() -> None:
-    for values in ([0.3], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]):
+def test_values_that_are_alike_or_of_which_one_is_unknown_have_no_p() -> None:
+    alike: list[list[float]] = [[0.3], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]]
+    for values in (*alike, *([*range(1, count), math.nan] for count in (2, 5, 30))):
         assert math.isnan(statistics.p_value(values))
         assert math.isnan(statistics.p_ranks(values))
-
-
-@pytest.mark.parametrize("count", [2, 5, 30])
-def test_values_of_which_one_is_unknown_have_no_p(count: int) -> None:
-    values = [*range(1, count), math.nan]
-    assert math.isnan(statistics.p_value(values))
-    assert math.isnan(statistics.p_ranks(values))
 
 
 def test_holm_by_hand() -> None:
@@ -235,18 +208,8 @@ def test_a_row_by_hand() -> None:
     assert row["p"] == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
     assert row["p_holm"] == pytest.approx(3 * row["p"])
     assert rows["p_holm"].to_list() == statistics.correct_by_holm(rows["p"].to_list())
-    first, second, _ = claims.as_text(rows).rows
-    assert first[3:-1] == [
-        "5",
-        "+2.91 [+1.99, +3.84]",
-        "1",
-        "< 0.001",
-        "≥ 0.0625",
-        "0.0028",
-        "better",
-        "supported",
-    ]
-    assert second[0] == ""
+    first, *_ = claims.as_text(rows).rows
+    assert {"+2.91 [+1.99, +3.84]", "≥ 0.0625", "0.0028", "better", "supported"} < {*first}
 
 
 def test_seeds_that_are_alike_are_no_interval() -> None:
@@ -258,33 +221,6 @@ def test_seeds_that_are_alike_are_no_interval() -> None:
     assert (row["verdict"], row["outcome"]) == ("open", "open")
     text = claims.as_text(claims.judge(REFERENCE, [alike]))
     assert "+0.00 [all alike]" in text.rows[0]
-
-
-@pytest.mark.slow
-def test_the_rules_of_figure_3_tie_by_arithmetic() -> None:
-    """The control has as many epochs as the norm rule, both have all of the eigenvalue's, and kappa
-    of two sets depends on no more."""
-    found = bench_detectors(records("small-signals", "low"))
-    half = found.epochs.groupby(["seed", "detector", "epoch"])["critical"].mean() >= 0.5
-    for _, calls in half[half].reset_index().groupby("seed"):
-        flagged = calls.groupby("detector")["epoch"].agg(list)
-        assert flagged["norm-change"] == [*range(7), 13, 14, 15]
-        assert flagged["eigenvalue-change"] == [*range(7)]
-        assert flagged["first-share"] == [*range(10)]
-
-
-def test_adaqs_at_a_fall_of_one_half_is_static_high() -> None:
-    """So no claim is about it."""
-    runs = records("small-adaqs", "adaqs")
-    assert len(runs) == 5
-    for run in runs:
-        compressed = [layer["compressed"] for layer in run.header["layers"]]
-        for row in run.rows:
-            levels = {
-                level for level, c in zip(row["layers"]["level"], compressed, strict=True) if c
-            }
-            assert levels == {"high"}
-    assert not any("adaqs" in claim.schedules for claim in (*PAPER, *QUESTIONS))
 
 
 def test_runs_of_different_code_are_marked() -> None:
@@ -363,11 +299,6 @@ def test_the_norm_falls_by_so_many_halvings(tmp_path: Path) -> None:
     assert run.layers["epoch"].tolist() == [epoch for epoch in range(8) for _ in range(3)]
     assert halvings(norms) == [pytest.approx((2 - 2) / 2)]
     assert halvings([[a, b, a] for a, b, _ in norms]) == [pytest.approx(2)]
-
-
-def test_no_sentence_twice() -> None:
-    said = [(claim.item, claim.says, claim.sources) for claim in (*PAPER, *QUESTIONS)]
-    assert len(said) == len(set(said))
 
 
 def test_claims_whose_records_are_not_all_there(tmp_path: Path) -> None:

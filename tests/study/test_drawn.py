@@ -4,11 +4,12 @@ is drawn (`drawn`)."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ from matplotlib.offsetbox import DrawingArea
 
 from analysis.__main__ import commands, offers
 from analysis.common import command
-from analysis.common.compare import norms
 from analysis.cost.whatif import PricedRuns, Settings
-from analysis.lasso import lasso
-from analysis.lasso.numbers import Setting
 from analysis.notebook import explorer
 from analysis.paper import figures
 from analysis.rates import quadratic
@@ -36,7 +34,7 @@ from regimes.base.config import DENSE
 from regimes.cli.html_report import content, pictures
 from regimes.plotting import canvas, style
 from regimes.plotting.curves import tabulate_curves, tabulate_ends
-from regimes.records import Record, load, load_all
+from regimes.records import Record, archive, load, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 SEEDS = 3  # the least that have an interval
@@ -121,37 +119,33 @@ CASES: dict[str, tuple[Any, ...]] = {
     "signals": ("signals", "small-signals/low/seed-1000"),
 }
 WORDS = {"levels": (0,)}  # axes whose cells are words
-BESIDE = {"differences", "table"}
 TABLES = {  # that a command leaves beside the figure's
-    **dict.fromkeys(("figure2a", "figure2b"), BESIDE),
+    **dict.fromkeys(("figure2a", "figure2b"), "differences table"),
     **{
-        name: {f"{name}-{table}" for table in BESIDE}
+        name: f"{name}-differences {name}-table"
         for name in ("figure8", "figure11", "controls", "curves")
     },
-    "figure5": {f"figure5-{table}" for table in (*BESIDE, "decided")},
-    "figure3-low": {"figure3-low-detectors", "figure3-low-pairs"},
-    "agreement": {"agreement-detectors", "agreement-pairs"},
-    "criticality": {
-        f"criticality-{table}"
-        for table in (
-            "against-dull",
-            "onsets",
-            "pulses",
-            "recovery",
-            "runs",
-            "scores",
-            "scores-by-seed",
-        )
-    },
-    "equal-epochs": {"equal-epochs-clocks"},
-    "law": {"law-exponents", "law-pulses"},
-    "mechanism": {"ranges"},
-    "narrowing": {"largest"},
-    "tournament": {"arms", "differences", "timings"},
+    "figure5": "figure5-differences figure5-table figure5-decided",
+    "figure3-low": "figure3-low-detectors figure3-low-pairs",
+    "agreement": "agreement-detectors agreement-pairs",
+    "criticality": "criticality-against-dull criticality-onsets criticality-pulses "
+    "criticality-recovery criticality-runs criticality-scores criticality-scores-by-seed",
+    "equal-epochs": "equal-epochs-clocks",
+    "law": "law-exponents law-pulses",
+    "mechanism": "ranges",
+    "narrowing": "largest",
+    "tournament": "arms differences timings",
 }
 
 
 # -- records and commands --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _runs_are_parsed_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "load", functools.cache(archive.load))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -159,19 +153,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """An archive's runs of the first seeds, as a folder of its name: a fifth of the time."""
     root = tmp_path_factory.mktemp("few")
 
+    @functools.cache
     def folder(name: str) -> Path:
-        if not (root / name).exists():
-            with tarfile.open(REFERENCE / f"{name}.tar.xz") as archive:
-                members = archive.getmembers()
-                seeds = sorted(
-                    {int(found[1]) for m in members if (found := re.search(r"seed-(\d+)/", m.name))}
-                )
-                kept = [
-                    m
-                    for m in members
-                    if int(m.name.split("seed-")[1].split("/")[0]) in seeds[:SEEDS]
-                ]
-                archive.extractall(root / name, members=kept, filter="data")
+        with tarfile.open(REFERENCE / f"{name}.tar.xz") as packed:
+            of = {m: int(found[1]) for m in packed if (found := re.search(r"seed-(\d+)/", m.name))}
+            first = sorted({*of.values()})[:SEEDS]
+            packed.extractall(root / name, [m for m in of if of[m] in first], filter="data")
         return root / name
 
     return folder
@@ -203,11 +190,12 @@ def make(
             made.append(Made(stem.name, figure, table, tables, one, known))
             return []
 
+        def keep(_: Any, name: str, rows: Frame) -> None:
+            tables[name] = rows
+
         monkeypatch.setattr(style, "save", save)
         monkeypatch.setattr(quadratic, "table", fewer_limits)
-        monkeypatch.setattr(
-            command.Files, "table", lambda _, name, rows: tables.__setitem__(name, rows)
-        )
+        monkeypatch.setattr(command.Files, "table", keep)
         offers()[name].start([*([str(place)] if place else []), *words, "--out", str(tmp_path)])
         return made
 
@@ -222,58 +210,42 @@ def test_what_is_drawn_is_in_the_table(name: str, make: Callable[..., list[Made]
     """And a line whose last point is moved is seen."""
     offer, source, words, *more = (*CASES[name], ())[: max(3, len(CASES[name]))]
     (made,) = (one for one in make(offer, source, *words) if one.name == name)
-    assert {*made.tables} == TABLES.get(name, set())
+    assert {*made.tables} == {*TABLES.get(name, "").split()}
     tables = [made.table, *made.tables.values(), *(also(made) for also in more)]
     assert complaints(made.figure, tables, WORDS.get(name, ())) == []
     assert [said for rows in tables for said in interval_complaints(rows)] == []
     assert misplaced(made.figure) == []
     answers(name, made.figure)
     assert name in SHADED or colour_alone(made.figure) == []
-    lines = [line.artist for ax in made.figure.axes for line in Parts.of(ax).lines]
-    for line in lines[:1]:
+    for line in [line.artist for ax in made.figure.axes for line in Parts.of(ax).lines][:1]:
         x = np.array(line.get_xdata(), float)  # type: ignore[attr-defined]
         line.set_xdata([*x[:-1], x[-1] + 1e-3 * (abs(x[-1]) or 1.0)])  # type: ignore[attr-defined]
         assert complaints(made.figure, tables, WORDS.get(name, ()))
 
 
-LOWEST = 0.35  # inches of a panel, in which two ticks have their labels
+PLAIN = ("figure2b", "figure3-low", "figure5", "figure8", "figure11", "curves")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plain"), [*((n, False) for n in CASES), *((n, True) for n in PLAIN)]
+)
 def test_at_one_column_texts_have_room_and_lines_are_told_apart_in_grey(
-    name: str, make: Callable[..., list[Made]]
+    name: str, plain: bool, make: Callable[..., list[Made]]
 ) -> None:
+    """Without its texts it is four inches high at most; a panel has room for two ticks."""
     offer, source, words, *_ = (*CASES[name], ())[: max(3, len(CASES[name]))]
-    with canvas.use_options(width=3.3):
+    with canvas.use_options(width=3.3, plain=plain):
         (made,) = (one for one in make(offer, source, *words) if one.name == name)
         with style.theme():
             canvas.complete_labels(made.figure)
             assert misplaced(made.figure) == []
     width, height = made.figure.get_size_inches()
     assert width == 3.3
-    assert height <= canvas.HIGHEST
+    assert height <= (canvas.PLAIN_HIGHEST if plain else canvas.HIGHEST)
     panels = [ax for ax in made.figure.axes if ax.get_label() != "<colorbar>"]
-    assert min(ax.get_position().height for ax in panels) * height >= LOWEST
+    assert min(ax.get_position().height for ax in panels) * height >= 0.35
     assert name in SHADED or colour_alone(made.figure) == []
-
-
-IN_A_COLUMN = ("figure2b", "figure3-low", "figure5", "figure8", "figure11", "curves")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in IN_A_COLUMN])
-def test_without_its_texts_a_column_is_four_inches_high_at_most(
-    name: str, make: Callable[..., list[Made]]
-) -> None:
-    offer, source, words, *_ = (*CASES[name], ())[: max(3, len(CASES[name]))]
-    with canvas.use_options(width=3.3, plain=True):
-        (made,) = (one for one in make(offer, source, *words) if one.name == name)
-        with style.theme():
-            canvas.complete_labels(made.figure)
-            assert misplaced(made.figure) == []
-    height = made.figure.get_figheight()
-    assert height <= canvas.PLAIN_HIGHEST
-    places = [ax.get_window_extent().height / made.figure.bbox.height for ax in made.figure.axes]
-    assert min(places) * height >= LOWEST
 
 
 def test_one_drawing_is_read_back(make: Callable[..., list[Made]]) -> None:
@@ -363,20 +335,14 @@ def test_the_pictures_of_a_report_are_the_curves(
         "Traffic per epoch",
         "What detectors say",
     }
-    metric = study.metric
     for title, shown in (
-        ("Test accuracy against epoch", metric),
-        ("Test accuracy against floats", metric),
+        ("Test accuracy against epoch", study.metric),
+        ("Test accuracy against floats", study.metric),
         ("Traffic per epoch", pictures.TRAFFIC),
     ):
         figure, words = kept[title]
-        assert (
-            complaints(
-                figure, [tabulate_curves(study.groups, shown), tabulate_ends(study.groups, shown)]
-            )
-            == []
-        )
-        assert misplaced(figure) == []
+        tables = [make(study.groups, shown) for make in (tabulate_curves, tabulate_ends)]
+        assert complaints(figure, tables) == misplaced(figure) == []
         assert "n = 3 seeds" in " ".join(words.split())
     names = ("low", *pictures.adaptive_schedules(study))
     runs = [run for name in study.groups for run in study.groups[name] if name in names]
@@ -396,40 +362,3 @@ def test_the_picture_of_the_explorer_is_its_answer(few: Callable[[str], Path]) -
     words = " ".join(figure.get_supxlabel().split())
     assert "n = 1" in words
     assert f"accordion, seed {seed}" in words
-
-
-# -- a network, and a reading ----------------------------------------------------------------
-
-
-def test_a_network_below_the_lasso_is_its_rows(
-    few: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Made readings: no committed record has any."""
-    values = np.random.default_rng(0).uniform(0.1, 0.9, (len(SERIES), 24))
-    rows = [
-        ("moments", name, epoch, 3, x, x - 0.05, x + 0.1)
-        for name, line in zip(SERIES, values, strict=True)
-        for epoch, x in enumerate(line)
-    ]
-    network = pd.DataFrame(rows, columns=["panel", "series", "x", "n", "mean", "ci_low", "ci_high"])
-    monkeypatch.setattr(lasso, "network", lambda runs: network)
-    runs = [run for run in load_all(few("small-adaqs")) if run.name == "low"]
-    runs[0].details.append({"family": "moments", "gradients": 12, "gradient": "batch of 16"})
-    figure, table = lasso.lasso(Setting(30, 3, train=200, draws=3, trials=50), runs)
-    assert {*network["mean"]} <= {*table["mean"]}
-    assert complaints(figure, [table]) == []
-
-
-SERIES = (*lasso.SHARES, *lasso.PLACES)
-
-
-def test_the_norm_rises_after_each_decay_as_notebook_2_reads_it(few: Callable[[str], Path]) -> None:
-    """In each layer, by a third at least, and falls in the epoch behind it."""
-    runs = [run for run in load_all(few("small")) if run.name == "low"]
-    norm = norms(runs).pivot(index="epoch", columns="layer", values="norm")
-    assert fallen(runs[0]) == [12, 20]
-    for first in fallen(runs[0]):
-        assert (norm.loc[first] > 1.3 * norm.loc[first - 1]).all()
-        assert (norm.loc[first + 1] < norm.loc[first]).all()
-    notebook = (REFERENCE.parents[1] / "notebooks" / "2-critical-regimes.ipynb").read_text()
-    assert "and *rises* after each decay" in notebook

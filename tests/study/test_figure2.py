@@ -3,14 +3,17 @@ scipy)."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from drawn import uprights
+from matplotlib.figure import Figure
 from scipy import stats
 from synthetic import EPOCHS, POLICIES, make
 
@@ -18,8 +21,8 @@ from analysis.common import compare
 from analysis.common.names import PAPER
 from analysis.paper import figure2
 from regimes.base.errors import RecordError
-from regimes.plotting import canvas
-from regimes.plotting.looks import LOOKS, find_metric, order_schedules, style_of
+from regimes.plotting import canvas, style
+from regimes.plotting.looks import find_metric
 from regimes.plotting.schedules import tabulate_schedules
 from regimes.records import load_all, read_lines
 
@@ -64,33 +67,6 @@ def last_three(run: list[dict[str, Any]]) -> float:
     return 100 * statistics.mean(r["metric"] for r in run[-3:])
 
 
-def test_each_row_of_panels_marks_the_decay(folder: Path) -> None:
-    """Before epoch 4, the first at a lower rate."""
-    fig, _ = figure2.figure2b(load_all(folder))
-    for half in fig.subfigs:
-        upright = {
-            float(line.get_xdata()[0])
-            for line in half.axes[0].lines
-            if list(line.get_ydata()) == [0, 1]
-        }
-        assert upright == {3.5}
-
-
-@pytest.mark.parametrize("lowest", [0.8, 0.1])
-def test_the_caption_says_that_values_are_left_out_where_they_are(
-    lowest: float, tmp_path: Path
-) -> None:
-    for i, name in enumerate(POLICIES):
-        path = make(tmp_path, name, 0) / "epochs.jsonl"
-        lines = [row | {"metric": 0.8 + 0.01 * i} for row in read_lines(path)]
-        lines[0]["metric"] = lowest
-        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    fig, drawn = figure2.figure2b(load_all(tmp_path))
-    outside = drawn["accuracy"].min() < fig.axes[0].get_ylim()[0]
-    assert outside == (lowest < 0.8)
-    assert ("leave out the first epochs" in " ".join(fig.get_supxlabel().split())) == outside
-
-
 def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
     table, pairs = compare.table(load_all(folder))
     table = table.set_index("schedule")
@@ -113,13 +89,10 @@ def test_table_is_arithmetic_over_the_last_three_epochs(folder: Path) -> None:
 
 def test_n_is_that_of_the_mean_where_a_seed_has_no_value(tmp_path: Path) -> None:
     """In both tables of schedules: of three seeds one has diverged."""
-    for name in ("low", "high"):
-        for seed in range(3):
-            make(tmp_path, name, seed)
-    path = tmp_path / "high" / "seed-1" / "epochs.jsonl"
-    lines = read_lines(path)
-    lines[-1]["metric"] = None
-    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    for name, seed in itertools.product(("low", "high"), range(3)):
+        lost = EPOCHS - 1 if (name, seed) == ("high", 1) else None
+        broken = {"change": lambda row, at=lost: {"metric": None} if row["epoch"] == at else {}}
+        make(tmp_path, name, seed, **broken)
     runs, each = load_all(tmp_path), rows(tmp_path, "high")
     studied, shown = compare.table(runs, ()), tabulate_schedules(runs)
     for table in (compare.as_text(*studied)[0], shown.table(("n", "metric"))):
@@ -131,32 +104,16 @@ def test_n_is_that_of_the_mean_where_a_seed_has_no_value(tmp_path: Path) -> None
     assert (row["accuracy"], row["logged"]) == (pytest.approx(mean), 2)
 
 
-def test_a_tie_is_not_above() -> None:
-    each = pd.DataFrame(
-        {
-            "name": ["a", "b"] * 3,
-            "seed": [0, 0, 1, 1, 2, 2],
-            "floats": [2, 4] * 3,
-            "accuracy": [90, 90, 91, 90, 80, 90],
-        }
-    )
-    row = compare.compare_pair(each, "a", "b", find_metric("accuracy"))
-    assert (row["positive"], row["n"], row["traffic_ratio"]) == (1, 3, 0.5)
-    assert row["difference"] == pytest.approx(-3)
-
-
-def test_traffic_is_compared_over_the_seeds_of_the_difference() -> None:
-    """A third seed of one arm alone, which sends ten times as much."""
-    each = pd.DataFrame(
-        {
-            "name": ["a", "a", "a", "b", "b"],
-            "seed": [0, 1, 2, 0, 1],
-            "floats": [10, 20, 200, 20, 40],
-            "accuracy": [91, 91, 10, 90, 90],
-        }
-    )
-    row = compare.compare_pair(each, "a", "b", find_metric("accuracy"))
-    assert (row["n"], row["difference"], row["traffic_ratio"]) == (2, 1.0, 0.5)
+def test_a_pair_is_of_the_common_seeds_and_a_tie_is_not_above() -> None:
+    """A third seed of one arm alone sends ten times as much."""
+    for names, seeds, floats, accuracy, expected in (
+        ("ababab", (0, 0, 1, 1, 2, 2), [2, 4] * 3, [90, 90, 91, 90, 80, 90], (1, 3, 0.5, -3)),
+        ("aaabb", (0, 1, 2, 0, 1), [10, 20, 200, 20, 40], [91, 91, 10, 90, 90], (2, 2, 0.5, 1)),
+    ):
+        columns = {"name": [*names], "seed": seeds, "floats": floats, "accuracy": accuracy}
+        row = compare.compare_pair(pd.DataFrame(columns), "a", "b", find_metric("accuracy"))
+        found = row["positive"], row["n"], row["traffic_ratio"], row["difference"]
+        assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("draw", [figure2.figure2b, compare.table])
@@ -174,67 +131,59 @@ def test_refuses_to_guess(folder: Path, tmp_path: Path, draw: Any) -> None:
         draw(runs + load_all(other))
 
 
-def test_what_there_is_is_drawn(folder: Path, tmp_path: Path) -> None:
-    """Low and high compression are enough; a half without a comparison is left out."""
-    runs = [run for run in load_all(folder) if run.name in ("low", "high", "low-in-critical")]
-    fig, drawn = figure2.figure2b(runs)
-    assert {*drawn["schedule"]} == {"low", "high", "low-in-critical"}
-    assert len(fig.subfigs) == 1
-    assert len(figure2.figure2b(load_all(folder))[0].subfigs) == 2
-    for run in runs:
-        target = tmp_path / "runs" / run.name / f"seed-{run.seed}"
-        shutil.copytree(run.folder, target)
-    names = {path.name for path in figure2.main(tmp_path / "runs", tmp_path / "out")}
-    assert {"figure2a.png", "figure2b.png"} <= names
-    assert not any(name.startswith("levels") for name in names)
-
-
-def test_a_column_has_each_half_by_itself_and_no_more_than_four_inches(
-    folder: Path, tmp_path: Path
+def test_what_there_is_is_drawn(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with canvas.use_options(width=3.3, plain=True, formats=("png",)):
-        names = {path.name for path in figure2.main(folder, tmp_path)}
-        assert {"figure2b.png", "figure2b-damage.png"} <= names
-        for half in (figure2.RECOVER, figure2.DAMAGE):
-            fig, _ = figure2.figure2b(load_all(folder), half)
-            assert fig.get_figheight() <= 4
-            assert len(fig.axes) == 2
+    """Low and high compression are enough; a half without a comparison is left out. In a column
+    each half stands by itself, no higher than four inches."""
+    drawn: dict[str, Figure] = {}
 
+    def save(figure: Figure, stem: Path, table: pd.DataFrame) -> list[Path]:
+        drawn[stem.name] = figure
+        return []
 
-def test_no_common_seed(tmp_path: Path) -> None:
-    for name in POLICIES:
-        make(tmp_path, name, 1 if name == "high" else 0)
-    with pytest.raises(RecordError, match="low and high have no seed in common"):
-        compare.table(load_all(tmp_path))
-
-
-def test_every_schedule_looks_different_in_grey() -> None:
-    looks = list(LOOKS.values())
-    assert len({look.marker for look in looks}) == len(looks)
-    assert len({(json.dumps(look.dash), look.width) for look in looks}) == len(looks)
-    assert style_of("mine").label == "mine"
-    assert order_schedules(["mine", "high", "dense"]) == ["dense", "high", "mine"]
+    monkeypatch.setattr(style, "save", save)
+    names = ["low", "high", "low-in-critical"]
+    runs = [run for run in load_all(folder) if run.name in names]
+    for run in runs:
+        shutil.copytree(run.folder, tmp_path / run.name / f"seed-{run.seed}")
+    figure2.main(tmp_path, tmp_path)
+    assert {*drawn} == {"figure2a", "figure2b"}
+    assert len(drawn["figure2b"].subfigs) == 1
+    for lowest in (0.8, 0.1):  # in the first epoch
+        each = []
+        for run in runs:
+            metrics = [lowest, *[0.8 + 0.01 * names.index(run.name)] * (EPOCHS - 1)]
+            rows = [row | {"metric": x} for row, x in zip(run.rows, metrics, strict=True)]
+            each.append(replace(run, rows=rows))
+        figure, table = figure2.figure2b(each)
+        assert {*table["schedule"]} == {*names}
+        outside = 100 * lowest < figure.axes[0].get_ylim()[0]
+        assert outside == (lowest == 0.1)
+        assert ("leave out the first epochs" in " ".join(figure.get_supxlabel().split())) == outside
+        marked = [float(line.get_xdata()[0]) for line in uprights(figure.axes[0])]
+        assert marked == [3.5]  # before epoch 4, the first at a lower rate
+    with canvas.use_options(width=3.3, plain=True):
+        figure2.main(folder, tmp_path)
+    for name in ("figure2b", "figure2b-damage"):
+        assert drawn[name].get_figheight() <= 4
+        assert len(drawn[name].axes) == 2
 
 
 def test_a_tournaments_arms_are_the_papers_schedules_each_at_its_own_rate(tmp_path: Path) -> None:
     for i, (arm, name) in enumerate(PAPER.items()):
         rate = {"lr": 0.1 if i % 2 else 0.2, "decay_epochs": [4], "decay_factor": 10.0}
-        policy = POLICIES.get(name, {"name": "static"})
-        for seed in (0, 1, 2):
-            make(tmp_path, arm, seed, optimizer=rate, policy=policy)
+        make(tmp_path, arm, 0, optimizer=rate, policy=POLICIES.get(name, {"name": "static"}))
     make(tmp_path, "coin 6", 0)
     arms = load_all(tmp_path)
     runs = compare.schedules(arms)
     assert {run.name for run in runs} == {*PAPER.values()}
+    (low,) = (run for run in runs if run.name == "low")
+    written = read_lines(tmp_path / "rank 4" / "seed-0" / "epochs.jsonl")
+    assert low.epochs["metric"].to_list() == [row["metric"] for row in written]
     drawn, numbers = figure2.figure2b(runs)
-    by_hand = [row["metric"] for row in rows(tmp_path, "rank 4")[0]]
-    (low,) = (run for run in runs if (run.name, run.seed) == ("low", 0))
-    assert low.epochs["metric"].to_list() == by_hand
-    assert set(numbers["schedule"]) == {*PAPER.values()} - {"high-stretched"}
+    assert {*numbers["schedule"]} == {*PAPER.values()} - {"high-stretched"}
     words = " ".join(drawn.get_supxlabel().split())
     assert "Learning rates: 0.1 (low compression;" in words
-    assert ", 0.2 (dense (no compression);" in words
-    assert compare.schedules([*arms, low]) == [*arms, low]  # of both: nothing is left out
-    assert compare.schedules([run for run in arms if run.name != "rank 1"]) == [
-        run for run in arms if run.name != "rank 1"
-    ]
+    for others in ([*arms, low], [run for run in arms if run.name != "rank 1"]):
+        assert compare.schedules(others) == others  # of both, or not all: nothing is left out

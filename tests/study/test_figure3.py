@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, jaccard_score
 
-from analysis.common.command import Files
 from analysis.detection import signals
 from analysis.paper import figure3, figure4a
 from regimes.base.errors import RecordError
@@ -66,27 +62,17 @@ def test_agreement_by_the_rules_written_out(runs: list[Record]) -> None:
     assert pairs.iloc[0]["n"] == len(runs)
 
 
-def test_every_rule_has_the_threshold_and_interval_asked_for() -> None:
+def test_the_eigenvalue_agrees_with_the_first_epochs_as_well_as_with_the_norms(
+    runs: list[Record],
+) -> None:
+    """The control has as many epochs as the norm's rule, ten."""
+    found = figure3.agreement(runs, 3, 0.5)[1].set_index(["a", "b"])["kappa"]
+    assert found[figure3.NORM, figure3.EVAL] == found[figure3.EVAL, figure3.CONTROL]
+    norms = [e in (*range(7), 13, 14, 15) for e in range(24)]
+    by_hand = cohen_kappa_score([True] * 10 + [False] * 14, norms)
+    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(by_hand)
     for rule in figure3.rules(4, 0.125).values():
         assert (rule.interval, rule.eta) == (4, 0.125)  # type: ignore[attr-defined]
-
-
-def test_the_caption_says_what_a_control_reaches(runs: list[Record]) -> None:
-    """The eigenvalue agrees with the first ten epochs as well as with the norm's ten."""
-    _, pairs = figure3.agreement(runs, 3, 0.5)
-    found = pairs.set_index(["a", "b"])["kappa"]
-    assert found[figure3.NORM, figure3.EVAL] == found[figure3.EVAL, figure3.CONTROL]
-    assert found[figure3.NORM, figure3.CONTROL] == pytest.approx(
-        cohen_kappa_score(
-            [True] * 10 + [False] * 14, [e in (*range(7), 13, 14, 15) for e in range(24)]
-        )
-    )
-    figure, numbers = figure3.figure3(runs)
-    said = " ".join(figure._supxlabel.get_text().split())  # type: ignore[attr-defined]
-    control = f"with {figure3.CONTROL}, which read nothing,"
-    assert f"kappa 0.73 in all 5 seeds, {control} kappa 0.73 in all 5 seeds" in said
-    assert "± 0.00" not in said
-    assert figure3.CONTROL not in {*numbers["signal"]}
 
 
 def test_readings_of_every_second_epoch_are_one_line(runs: list[Record]) -> None:
@@ -145,26 +131,25 @@ def test_records_without_the_signal_are_refused() -> None:
         figure3.figure3(plain)
     with pytest.raises(RecordError, match="recorded no curvature"):
         signals.signals(plain[0])
+    with pytest.raises(RecordError, match="recorded no support overlap"):
+        figure4a.overlaps(plain)
 
 
-def test_figure_4a_prints_the_epochs_that_it_draws_where_schedules_differ_in_length(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figure_4a_pools_over_seeds_and_says_where_90_percent_is() -> None:
     every = load_all(REFERENCE / "small-overlap.tar.xz")
-    for i, run in enumerate(every):
-        if run.name == "low":  # of half as many epochs
-            header = run.header | {"config": run.config | {"epochs": 12}, "units": 12}
-            details = [line for line in run.details if line["epoch"] < 12]
-            every[i] = replace(run, rows=run.rows[:12], details=details, header=header)  # type: ignore[arg-type]
-    monkeypatch.setattr(figure4a, "load_all", lambda _: every)
-    drawn: list[str] = []
-
-    def keep(_: Files, name: str, made: tuple[Figure, Any]) -> None:
-        texts = [text.get_text() for text in made[0].subfigs[1].legends[0].get_texts()]
-        drawn.extend(text.replace("(", "(epoch ").removesuffix(")") for text in texts)
-
-    monkeypatch.setattr(Files, "figure", keep)
-    figure4a.main(tmp_path, tmp_path)
-    printed = re.findall(r"^  (\w+ \(epoch \d+), n", capsys.readouterr().out, re.MULTILINE)
-    assert printed == drawn
-    assert printed[1::3] == ["middle (epoch 12", "middle (epoch 6"]
+    chosen = [run for run in every if run.name == "dense"]
+    numbers = figure4a.overlaps(chosen)
+    for row in numbers.itertuples():
+        lines = [line for run in chosen for line in run.details if line["epoch"] == row.epoch]
+        values = [line["sizes"][str(row.batch)]["mean"] for line in lines]
+        ends = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        assert (row.n, row.chance) == (len(chosen), lines[0]["chance"])
+        assert (row.overlap, row.ci_low, row.ci_high) == pytest.approx((np.mean(values), *ends))
+    half = numbers[numbers["epoch"] < 12], {"epochs": 12}  # of other schedules as long as it is
+    for found, middle in (((numbers, {"epochs": 24}), 12), (half, 6)):
+        assert figure4a.moments(*found)["middle"] == middle
+    largest = numbers["batch"].max()
+    low = numbers.assign(overlap=0.5)
+    assert "not reached at any batch size" in figure4a.verdict(low, None)
+    low.loc[numbers["batch"] == largest, "overlap"] = 0.95
+    assert f"reached first at batch {largest:,} " in figure4a.verdict(low, None)

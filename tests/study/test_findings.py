@@ -8,14 +8,12 @@ import math
 import re
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.findings import checks, pages, sources
 from analysis.findings import claims as paper
 from analysis.findings.checks import ClaimError
-from analysis.findings.numbers import NUMBERS, differences, pulses
+from analysis.findings.numbers import NUMBERS
 from analysis.findings.store import Missing, Store
 from analysis.findings.values import Interval, decode, encode, mean_of
 from benchmarks import race, race_report
@@ -41,48 +39,40 @@ def test_the_numbers_are_those_of_the_committed_archives() -> None:
     assert changed == [], "run `make pages`"
 
 
-@pytest.mark.parametrize("name", pages.names())
-def test_a_page_is_its_template_with_these_numbers(name: str) -> None:
-    """Every claim beside a number is checked on the way."""
+@pytest.fixture(scope="module")
+def rendered() -> tuple[dict[str, str], str]:
+    """All pages, of the numbers that are kept, and these as they are then. Every claim beside a
+    number is checked on the way."""
     store = Store(NUMBERS, pages.NUMBERS_FILE, compute=False)
-    text = pages.render(name, store)
-    assert pages.place(name).read_text(encoding="utf-8") == text, "run `make pages`"
+    return {name: pages.render(name, store) for name in pages.names()}, store.text()
 
 
-def test_every_number_is_of_some_page() -> None:
-    store = Store(NUMBERS, pages.NUMBERS_FILE, compute=False)
-    for name in pages.names():
-        pages.render(name, store)
-    assert pages.NUMBERS_FILE.read_text(encoding="utf-8") == store.text(), "run `make pages`"
-
-
-def parse(call: str) -> tuple[str, list[str]]:
-    name, _, rest = call.removesuffix(")").partition("(")
-    return name, [word for word in rest.split(", ") if word]
+def test_a_page_is_its_template_with_these_numbers(rendered: tuple[dict[str, str], str]) -> None:
+    """And every number is of some page."""
+    texts, numbers = rendered
+    for name, text in texts.items():
+        assert pages.place(name).read_text(encoding="utf-8") == text, f"{name}: run `make pages`"
+    assert pages.NUMBERS_FILE.read_text(encoding="utf-8") == numbers, "run `make pages`"
 
 
 def again(call: str) -> object:
     """What a call gives now; arguments that are numbers were numbers."""
-    name, words = parse(call)
+    name, _, rest = call.removesuffix(")").partition("(")
+    words = [word for word in rest.split(", ") if word]
     args: list[object] = [
-        float(w) if re.fullmatch(r"[\d.]+", w) and "." in w else int(w) if w.isdigit() else w
-        for w in words
+        float(w) if re.fullmatch(r"\d+\.\d+", w) else int(w) if w.isdigit() else w for w in words
     ]
     return encode(NUMBERS[name](*args))
 
 
-def cheap() -> list[str]:
-    """Numbers of small archives whose arguments hold no comma, or which take a name as it is."""
-    return [
+def test_numbers_of_small_archives_are_computed_again() -> None:
+    """Of those whose arguments hold no comma, or which take a name as it is."""
+    calls = [
         call
         for call, entry in KEPT["numbers"].items()
         if entry["files"] and {*entry["files"]} <= {*CHEAP}
         if not re.search(r"error|iterations|family", call)
     ]
-
-
-def test_numbers_of_small_archives_are_computed_again() -> None:
-    calls = cheap()
     assert len(calls) > 35
     for call in calls:
         assert again(call) == KEPT["numbers"][call]["value"], call
@@ -117,42 +107,18 @@ def test_the_claims_of_the_paper_are_what_the_records_say() -> None:
 # -- the page that is read -------------------------------------------------------------------
 
 
-def test_every_page_is_linked_from_the_first() -> None:
-    text = pages.place(pages.SUMMARY).read_text(encoding="utf-8")
-    linked = {*re.findall(r"\]\(findings/([\w-]+)\.md", text)} | {pages.SUMMARY}
-    assert linked == {*pages.names()}
-
-
-def test_no_interval_is_written_the_wrong_way_round() -> None:
-    for name in pages.names():
-        text = " ".join(pages.place(name).read_text(encoding="utf-8").split())
-        for low, high in re.findall(r"\[([+-]?[\d.]+), ([+-]?[\d.]+)\]", text):
-            assert float(low) <= float(high), (name, low, high)
-
-
-def test_no_heading_stands_inside_a_paragraph() -> None:
-    for path in [*BY_HAND, *map(pages.place, pages.names())]:
-        code = False
-        for number, row in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            code ^= row.lstrip().startswith("```")
-            plain = re.sub(r"`[^`]*`", "", row)
-            assert code or not re.search(r"\S\s+#{2,}\s", plain), f"{path.name}:{number}"
-
-
-def test_ends_of_an_interval_are_not_written_alike_unless_they_are() -> None:
-    """In prose. Where all seeds have one value the two are alike."""
-    alike = {f"{x:.2f}" for x in (0.87, 0.67, 1.0)}
+def test_an_interval_is_the_same_after_json_and_its_ends_are_not_written_alike() -> None:
+    """Unless they are; an exponent may have no end."""
+    endless = Interval(1.5, -math.inf, math.inf, n=2)
+    assert endless.text(1, sign=True) == "+1.5 [-inf, +inf]"
+    value = {"x": MORE, "y": [1.25, "a\nb", None, True], "z": endless}
+    assert decode(json.loads(json.dumps(encode(value)))) == value
     for interval in (Interval(0.0083, 0.0054, 0.0112), Interval(0.0131, 0.0110, 0.0152)):
         for digits, significant in itertools.product(range(4), (False, True)):
-            _, low, high = INTERVAL.findall(interval.text(max(1, digits), significant=significant))[
-                0
-            ]
+            text = interval.text(max(1, digits), significant=significant)
+            ((_, low, high),) = INTERVAL.findall(text)
             assert low != high
     assert Interval(0.87, 0.87, 0.87).text(2) == "0.87 [0.87, 0.87]"
-    for path in (ROOT / "README.md", pages.place(pages.SUMMARY)):
-        text = path.read_text(encoding="utf-8")
-        for mean, low, high in INTERVAL.findall(text):
-            assert low != high or mean in alike, (path.name, mean, low, high)
 
 
 # -- intervals in pages that are written by hand ---------------------------------------------
@@ -264,66 +230,6 @@ def test_a_new_archive_asks_for_the_numbers_of_all_again(
     (tmp_path / "b.tar.xz").touch()
     assert digest("*.tar.xz") != before
     assert "*.tar.xz" in KEPT["numbers"]["all_run_count()"]["files"]
-
-
-def test_a_value_is_the_same_after_json() -> None:
-    value = {"x": MORE, "y": [1.25, "a\nb", None, True], "z": 3}
-    assert decode(json.loads(json.dumps(encode(value)))) == value
-
-
-def test_an_interval_that_has_no_end_can_be_written() -> None:
-    """As that of an exponent where no value on one side is excluded."""
-    endless = Interval(1.5, -math.inf, math.inf, n=2)
-    assert endless.text(2) == "1.50 [-inf, inf]"
-    assert endless.text(1, sign=True) == "+1.5 [-inf, +inf]"
-    assert decode(json.loads(json.dumps(encode(endless)))).text(2) == endless.text(2)
-
-
-def test_differences_are_of_the_same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two lack seed 9000, the other two 9005; as many are left of either."""
-    a, b, c, d = (f"{level}, beta1 {x}" for x in ("0", "0.9") for level in ("rank 1", "dense"))
-    gone = {(a, 9000), (d, 9005)}
-    runs = [run for run in sources.records("momentum-lm") if (run.name, run.seed) not in gone]
-    monkeypatch.setattr(differences, "pooled", lambda *_: tuple(runs))
-    ends = {(run.name, run.seed): np.mean([x["metric"] for x in run.rows[-3:]]) for run in runs}
-    values = [
-        ends[a, seed] - ends[b, seed] - (ends[c, seed] - ends[d, seed])
-        for seed in range(9001, 9005)
-    ]
-    found = differences.difference_of_differences("momentum-lm", a, b, c, d)
-    assert (found.mean, found.n) == (pytest.approx(np.mean(values)), 4)
-    harms = pd.DataFrame(
-        [
-            {"arm": "rank 1", "onset": onset, "seed": seed, "harm": 0.1 * seed}
-            for onset, seeds in ((6, (1, 2, 3)), (9, (2, 3, 4)))
-            for seed in seeds
-        ]
-    )
-    monkeypatch.setattr(pulses, "_tabulate_harms", lambda _: harms)
-    for call in (
-        lambda: pulses.harm_between("harm-lm", "rank 1", 6, 9),
-        lambda: pulses.harms_added("harm-lm", "rank 1 from 6", "rank 1 from 9"),
-        lambda: pulses.harm_pooled("harm-lm", "rank 1", 6, 9),
-    ):
-        with pytest.raises(ValueError, match="not in pairs"):
-            call()
-
-
-def test_a_difference_of_differences_is_that_of_the_files() -> None:
-    ends = {
-        (run.name, run.seed): np.mean([row["metric"] for row in run.rows[-3:]])
-        for run in sources.records("momentum-lm")
-    }
-    arms = [f"{level}, beta1 {beta}" for beta in ("0", "0.9") for level in ("rank 1", "dense")]
-    values = np.array([[ends[arm, seed] for arm in arms] for seed in range(9000, 9006)])
-    found = differences.difference_of_differences("momentum-lm", *arms)
-    assert found.mean == pytest.approx((values @ [1, -1, -1, 1]).mean(), rel=1e-9)
-    assert found.n == 6
-
-
-def test_a_share_of_low_is_not_0_where_there_is_no_low() -> None:
-    with pytest.raises(ValueError, match='no level "low"'):
-        differences.of_low("momentum-lm", "rank 1, beta1 0")
 
 
 def test_a_number_of_the_markov_models_is_of_their_file() -> None:

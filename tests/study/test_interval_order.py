@@ -27,7 +27,7 @@ from regimes.records import Record, find_runs, load, unpack_records
 
 DATA = Path(__file__).parents[2] / "data" / "reference"
 FIRST = ("small-signals", "smoke-signals", "small", "lm-demo", "paper-cifar10-short")
-SEEDS, SCHEDULES = 3, 3  # of an archive: a fifth of the time
+FEW_SEEDS, SCHEDULES = 3, 3  # of an archive: a fifth of the time
 values = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6)
 
 
@@ -44,6 +44,13 @@ def test_a_mean_lies_between_its_ends_whatever_the_values(values: list[float], n
     assert [interval_complaints(table) for table in tables] == [[], [], []]
     found = MeanInterval.of(values, (0.0, 1.0))
     assert math.isnan(found.low) or found.low <= found.value <= found.high
+    if name in WITHIN:
+        low, high = WITHIN[name]
+        kept = [min(max(value, low), high) for value in values]
+        ends = [estimate(kept, name)[f"{name}_ci_{end}"] for end in ("low", "high")]
+        alike = max(kept) - min(kept) <= 1e-9 * max(1.0, *map(abs, kept))
+        if len(kept) >= 3 and not alike:
+            assert low <= ends[0] <= ends[1] <= high
 
 
 def test_what_is_wrong_is_seen() -> None:
@@ -75,7 +82,7 @@ def _few(root: Path) -> list[Record]:
     for folder in find_runs(root):
         schedules.setdefault(folder.parent, []).append(folder)
     chosen = [*schedules.values()][:SCHEDULES]
-    return [load(folder) for seeds in chosen for folder in seeds[:SEEDS]]
+    return [load(folder) for seeds in chosen for folder in seeds[:FEW_SEEDS]]
 
 
 def _tables(runs: list[Record]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -1,21 +1,25 @@
-"""The law of harm (oracles: closed forms, scipy; of committed records: `test_law_of_harm`)."""
+"""The law of harm, and lost time (oracles: closed forms, scipy, a t test; of committed records:
+`test_law_of_harm`)."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 
 from analysis.criticality import fit as law
+from analysis.criticality import lost_time
+from analysis.criticality.lost_time import Tree
+from analysis.findings.sources import records
 from regimes.base.errors import RecordError
 from regimes.base.statistics import t_interval
 
-Floats = NDArray[np.float64]
 RATES = (1.0, 1.0, 0.86, 0.32, 0.19)  # of five pulses of each trunk
 
 
@@ -87,12 +91,10 @@ def test_a_balanced_mixed_model_is_an_analysis_of_variance() -> None:
 
 
 def test_trunks_that_differ_by_less_than_their_pulses_share_one_level() -> None:
-    rng = np.random.default_rng(3)
-    logs = [1.5 * math.log(rate) + 0.3 * rng.normal() for _ in range(4) for rate in RATES]
-    shifted = np.array(logs).reshape(4, 5)
+    harms, rates, names = pulses(4, 1.5, 0.3)
+    shifted = np.log(harms).reshape(4, 5)
     shifted -= shifted.mean(1, keepdims=True)  # all trunks have one mean
-    names = [str(trunk) for trunk in range(4) for _ in RATES]
-    found = law.fit_law(np.exp(shifted).ravel().tolist(), RATES * 4, names)
+    found = law.fit_law(np.exp(shifted).ravel().tolist(), rates, names)
     assert found.spread < 1e-3
     assert [*found.levels.values()] == pytest.approx([found.level] * 4, rel=1e-4)
 
@@ -102,7 +104,7 @@ def test_trunks_of_one_low_rate_neither_move_the_law_nor_narrow_its_interval() -
     level is that of a regression on all pulses at the exponent that was found."""
     rates = [1.0, 0.8, 0.4, 0.1] * 3 + [0.1] * 3
     names = [f"trunk {i // 4}" for i in range(12)] + ["more 0", "more 1", "more 2"]
-    for seed in range(20):
+    for seed in range(8):
         rng = np.random.default_rng(seed)
         harms = [rate**1.7 + 0.1 * rng.normal() for rate in rates]
         some = law.fit_law(harms[:12], rates[:12], names[:12], method="harm")
@@ -152,22 +154,17 @@ def test_a_difference_is_paired_by_trunk() -> None:
     assert (found.n, found.over) == (3, "trunks")
 
 
-@pytest.mark.parametrize(
-    ("harms", "rates", "trunks", "words"),
-    [
-        ([1, 2], [1], ["a", "a"], "2 harms, 1 rates, 2 trunks"),
-        ([], [], [], "no pulses"),
-        ([1, math.nan], [1, 0.5], ["a", "a"], "not a finite number"),
-        ([1, 2], [1, 0], ["a", "a"], "rate of zero or less"),
-        ([1, 2], [0.5, 0.5], ["a", "a"], "no trunk has pulses at two rates"),
-        ([1, 2], [1, 0.5], ["a", "b"], "no trunk has pulses at two rates"),
-    ],
-)
-def test_what_cannot_be_fitted_is_said(
-    harms: list[float], rates: list[float], trunks: list[str], words: str
-) -> None:
-    with pytest.raises(RecordError, match=words):
-        law.fit_law(harms, rates, trunks)
+def test_what_cannot_be_fitted_is_said() -> None:
+    for harms, rates, trunks, words in (
+        ([1, 2], [1], "aa", "2 harms, 1 rates, 2 trunks"),
+        ([], [], "", "no pulses"),
+        ([1, math.nan], [1, 0.5], "aa", "not a finite number"),
+        ([1, 2], [1, 0], "aa", "rate of zero or less"),
+        ([1, 2], [0.5, 0.5], "aa", "no trunk has pulses at two rates"),
+        ([1, 2], [1, 0.5], "ab", "no trunk has pulses at two rates"),
+    ):
+        with pytest.raises(RecordError, match=words):
+            law.fit_law(harms, rates, [*trunks])  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="zero or less and have no logarithm"):
         law.fit_law([1, -1, -1], [1, 0.5, 0.3], ["a"] * 3, method="log")
     with pytest.raises(RecordError, match="no trunk in common"):
@@ -208,3 +205,75 @@ def test_a_score_by_hand() -> None:
     assert found == law.Score(r2=1 - 5 / 5, rank=pytest.approx(0.5), error=math.sqrt(5 / 3), n=3)
     assert math.isnan(law.score_predictions([1.0, 1.0], [1.0, 2.0], 0.0).rank)
     assert law.score_predictions([1.0, 2.0], [5.0, 5.0], 0.0).r2 == 1 - 25 / 5
+
+
+# -- lost time -----------------------------------------------------------------------------
+
+
+def made(phases: dict[tuple[str, int], list[float]], kind: str = "pulse") -> Tree:
+    """A tree of pulses of three units, whose harms are given by arm and onset, in the order of the
+    seeds."""
+    rows: list[dict[str, Any]] = [
+        {"tree": "drawn", "arm": arm, "onset": onset, "seed": seed, "harm": harm, "length": 3}
+        | {"left": 3, "rate": 1.0 / onset, "trunk": "trunk", "kind": kind}
+        for (arm, onset), harms in phases.items()
+        for seed, harm in enumerate(harms)
+    ]
+    return Tree("drawn", pd.DataFrame(rows), {"trunk": "bits"})
+
+
+def test_a_law_that_holds_predicts_with_r2_one() -> None:
+    """Harm = 0.3 x rate^1.5, with the rates 1 / onset."""
+    tree = made({("a", at): [0.3 * at**-1.5] * 3 for at in (6, 8, 10, 14, 18)})
+    (row,) = lost_time.predictions(tree).to_dict("records")
+    assert (row["exponent"], row["r2"]) == pytest.approx((1.5, 1.0))
+    assert row["n"] == 2
+    (own,) = lost_time.predictions(tree, (6, 8, 10)).to_dict("records")
+    assert own["fitted"] == "6, 8, 10"
+    assert lost_time.scored_together([tree])["bits"].r2 == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("three", [(6, 10, 99), (6, 6, 10)])
+def test_three_units_in_which_no_three_pulses_start_are_said(three: tuple[int, int, int]) -> None:
+    """Two of them would give an exponent, too."""
+    tree = made({("a", at): [0.3 * at**-1.5] * 3 for at in (6, 8, 10, 14, 18)})
+    (row,) = lost_time.predictions(tree, three).to_dict("records")
+    named = ", ".join(map(str, three))
+    assert row["why"] == f"three = {named}: expected three of 6, 8, 10, 14, 18"
+    assert (row["n"], row["fitted"]) == (0, "")
+    assert lost_time.scored_together([tree], three) == {}
+
+
+def test_the_share_of_lost_time_has_the_interval_of_a_t_test() -> None:
+    """The ends are the shares r at which the harms of deletion minus r times those of the pulse
+    have a mean that differs from 0 with p = 0.05."""
+    random = np.random.default_rng(1)
+    harm, lost = random.normal(0.2, 0.02, (2, 5)), random.normal(0.08, 0.02, (2, 5))
+    pulses = made({("a", at): [*harm[i]] for i, at in enumerate((6, 9))}).pulses
+    left_out = made({("gone", at): [*lost[i]] for i, at in enumerate((6, 9))}, "deletion").pulses
+    tree = made({("a", 6): [0.0]})
+    both = Tree("drawn", pd.concat([pulses, left_out]), tree.units)
+    table = lost_time.lost_time(both).set_index("onset")
+    assert table.loc[6, "share"] == pytest.approx(lost[0].mean() / harm[0].mean())
+    whole = table.loc[-1]
+    assert whole["share"] == pytest.approx(lost.mean() / harm.mean())
+    for end in ("share_ci_low", "share_ci_high"):
+        rest = (lost - whole[end] * harm).mean(0)
+        assert stats.ttest_1samp(rest, 0.0).pvalue == pytest.approx(0.05)
+    assert whole["share_ci_low"] < whole["share"] < whole["share_ci_high"]
+
+
+def test_a_tree_of_the_records() -> None:
+    """Its null pulses have a harm of exactly 0."""
+    runs = records("harm-lm-constant")
+    tree = lost_time.tree("constant", runs)
+    assert {*tree.pulses["kind"]} == {"pulse", "null"}
+    (null,) = lost_time.nulls(tree).to_dict("records")
+    assert (null["arm"], null["n"], null["largest"]) == ("same", 9, 0.0)
+    assert all("two rates" in why for why in lost_time.predictions(tree)["why"])
+    few = lost_time.predictions(made({("a", at): [0.1, 0.1, 0.1] for at in (6, 9)}))
+    assert few["why"].to_list() == ["2 pulses: an exponent needs 3, at two rates"]
+    with pytest.raises(RecordError, match="give trees of pulses"):
+        lost_time.main(())
+    assert lost_time.scored_together([tree]) == {}
+    assert lost_time.lost_time(tree).empty

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -18,7 +17,6 @@ from analysis.common import markov
 from analysis.findings.sources import REFERENCE
 from regimes.base.config import DataConfig
 from regimes.data import tokens
-from regimes.plotting import style
 
 
 def by_hand(train: bytes, test: bytes, order: int, sequence: int) -> list[float]:
@@ -54,16 +52,6 @@ def test_a_counted_model_is_the_formula_byte_by_byte(
     train, test = (bytes(draws.integers(0, letters, n).tolist()) for n in (300, 90))
     got = markov.probabilities(as_bytes(train), as_bytes(test), order, sequence)
     assert got.tolist() == pytest.approx(by_hand(train, test, order, sequence), rel=1e-12)
-
-
-def test_the_probabilities_of_all_bytes_sum_to_one() -> None:
-    train, context = b"abracadabra, the rest of the text", b"brac"
-    for order in (0, 1, 2, 3, 4):
-        each = [
-            markov.probabilities(as_bytes(train), as_bytes(context + bytes([last])), order, 64)[-1]
-            for last in range(256)
-        ]
-        assert sum(each) == pytest.approx(1, rel=1e-12)
 
 
 def test_the_order_of_a_chain_reaches_its_entropy_and_a_lower_one_does_not() -> None:
@@ -118,23 +106,3 @@ def test_the_text_of_this_python_is_counted_again() -> None:
     for order in markov.ORDERS:
         bits = markov.bits_per_byte(corpus.train.numpy(), corpus.test.numpy(), order, 64)
         assert bits == pytest.approx(kept[corpus.digest]["bits"][str(order)], abs=1e-5)
-    sample = by_hand(corpus.train.numpy().tobytes(), corpus.test.numpy()[:2049].tobytes(), 2, 64)
-    got = markov.probabilities(corpus.train.numpy(), corpus.test.numpy()[:2049], 2, 64)
-    assert got.tolist() == pytest.approx(sample, rel=1e-9)
-
-
-@pytest.mark.parametrize("axis", ["x", "y"])
-def test_lines_of_a_figure_stand_at_the_bits_and_within_the_axis(axis: str) -> None:
-    run = first(REFERENCE / "harm-lm.tar.xz")
-    counted = markov.of(run)
-    assert counted is not None
-    with mpl.rc_context():
-        ax = style.figure(2).subplots()
-        ax.set(xlim=(3, 4), ylim=(3, 4))
-        markov.mark(ax, run, axis)  # type: ignore[arg-type]
-        data = [line.get_xdata() if axis == "x" else line.get_ydata() for line in ax.lines]
-        places = {float(np.asarray(each)[0]) for each in data}
-    assert places == {*counted.bits.values()}
-    low, high = ax.get_xlim() if axis == "x" else ax.get_ylim()
-    assert low < min(places) <= max(places) < high
-    assert f"{counted.bits['2']:.2f} (order 2)" in markov.caption(run)

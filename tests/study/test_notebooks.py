@@ -6,6 +6,7 @@ The short ones run in every test run, the others with the slow tests; all of the
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import struct
@@ -24,18 +25,12 @@ from regimes.records import Record, load_all
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-QUICK = ("1-quick-start",)
 STATEMENTS = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.For,
-    ast.While,
-    ast.If,
-    ast.Try,
-    ast.With,
-    ast.Lambda,
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.For, ast.While, ast.If, ast.Try, ast.With),
 )
+EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+TRAINING = ("regimes.run(", "regimes.simulate(", "regimes.harm(", "regimes.plan(")
 OURS = ("8-your-own-model", "11-your-own-harm", "12-your-own-plan")  # those that define something
 ABSOLUTE = re.compile(r"(?<![\w./:<])/(?:[\w.-]+/)+[\w.-]+|\b[A-Z]:\\")
 
@@ -46,6 +41,7 @@ class Node(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
+@functools.cache
 def read(path: Path) -> Any:
     """As `nbformat` reads it, whose import takes three seconds; it is asked in the slow tests."""
     return json.loads(path.read_text(encoding="utf-8"), object_hook=joined)
@@ -84,18 +80,8 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
-def test_there_are_the_twelve_notebooks() -> None:
-    assert sorted(int(path.stem.partition("-")[0]) for path in NOTEBOOKS) == [*range(1, 13)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow)
-        for path in NOTEBOOKS
-    ],
-)
+@EACH
 def test_a_notebook_runs_from_a_clean_kernel(path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
@@ -105,36 +91,42 @@ def test_a_notebook_runs_from_a_clean_kernel(path: Path) -> None:
     for cell in code(notebook):
         cell.outputs = []
     before = path.read_bytes()
-    client = NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
-    )
-    client.execute()
+    place = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=place).execute()
     assert complaints(notebook) == []
     assert sum("image/png" in output.get("data", {}) for output in outputs(notebook)) >= 1
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@EACH
 def test_a_notebook_is_committed_whole_with_quiet_and_portable_outputs(path: Path) -> None:
     notebook = read(path)
     counts = [cell.execution_count for cell in code(notebook)]
     assert counts == list(range(1, len(counts) + 1)), "run it top to bottom in a clean kernel"
     assert complaints(notebook) == []
-    assert any("image/png" in output.get("data", {}) for output in outputs(notebook))
     assert ABSOLUTE.findall(texts(notebook)) == []
     assert path.stat().st_size < 1_000_000
+    question, first = notebook.cells[:2]
+    assert "in-google-colab" in question.source
+    assert first.source.startswith("import regimes\nfrom analysis import notebook\n")
+    assert any("image/png" in output.get("data", {}) for output in first.outputs)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_thin_and_trains_once(path: Path) -> None:
-    notebook = read(path)
-    sources = [cell.source for cell in code(notebook)]
-    calls = ("regimes.run(", "regimes.simulate(", "regimes.harm(", "regimes.plan(")
-    assert sum(any(call in source for call in calls) for source in sources) == 1
-    assert any(cell.source.startswith("## Live") for cell in notebook.cells)
+@EACH
+def test_a_notebook_is_thin_trains_once_and_calls_what_is_there(path: Path) -> None:
+    """Words between cells leave the numbers of runs to the records."""
+    cells = read(path).cells
+    sources = [cell.source for cell in code(read(path))]
+    assert sum(any(call in source for call in TRAINING) for source in sources) == 1
+    assert any(cell.source.startswith("## Live") for cell in cells)
     if path.stem not in OURS:
         nodes = [node for source in sources[1:] for node in ast.walk(ast.parse(source))]
         assert [ast.unparse(node) for node in nodes if isinstance(node, STATEMENTS)] == []
+    assert list_lacking(sources) == []
+    words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert re.findall(r"\bn\s*=\s*\d", words) == []
+    linked = re.findall(r"\]\((?!https:)([^)]+\.ipynb)\)", words)
+    assert [name for name in linked if not (FOLDER / name).exists()] == []
 
 
 def list_lacking(sources: list[str]) -> list[str]:
@@ -159,27 +151,13 @@ def list_lacking(sources: list[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_a_notebook_calls_is_there(path: Path) -> None:
-    assert list_lacking([cell.source for cell in code(read(path))]) == []
-
-
-def test_what_a_notebook_lacks_is_found() -> None:
+def test_an_absolute_path_and_what_a_notebook_lacks_would_be_found() -> None:
+    """And not a ratio or a closing tag."""
+    assert ABSOLUTE.findall("saved to /home/me/runs/x") == ["/home/me/runs/x"]
+    assert ABSOLUTE.findall("displacement / lr, s/epoch, 1/2, ../data/x, </td></tr>") == []
     assert list_lacking(["import regimes", "regimes.trane()"]) == ["regimes.trane"]
-    assert list_lacking(
-        ["import regimes\nclass Mine(regimes.Compressor):\n    def check(self): ..."]
-    ) == [
-        "Mine.exchange",
-        "Mine.traffic",
-    ]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_words_between_cells_leave_the_numbers_of_runs_to_the_records(path: Path) -> None:
-    words = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
-    assert re.findall(r"\bn\s*=\s*\d", words) == []
-    linked = re.findall(r"\]\((?!https:)([^)]+\.ipynb)\)", words)
-    assert [name for name in linked if not (FOLDER / name).exists()] == []
+    mine = "import regimes\nclass Mine(regimes.Compressor):\n    def check(self): ..."
+    assert list_lacking([mine]) == ["Mine.exchange", "Mine.traffic"]
 
 
 # -- Colab -----------------------------------------------------------------------------------
@@ -224,28 +202,14 @@ def test_the_cell_of_the_page_installs_in_colab_and_does_nothing_elsewhere(
         "%cd -q /content/regimes/notebooks",
     ]
     assert sys.path[0] == ("/content/regimes" if there else before[0])
-
-
-@pytest.mark.parametrize("given", [None, ""])
-def test_without_a_repository_the_cell_clones_none(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
-    monkeypatch.delenv("REGIMES_REPOSITORY", raising=False)
-    if given is not None:
-        monkeypatch.setenv("REGIMES_REPOSITORY", given)
     shell = Shell()
-    with pytest.raises(RuntimeError, match="set REGIMES_REPOSITORY to the repository"):
-        exec(colab(), {"get_ipython": lambda: shell})
-    assert shell.asked == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_first_cell_has_two_imports_and_shows_a_figure(path: Path) -> None:
-    question, first = read(path).cells[:2]
-    assert "in-google-colab" in question.source
-    assert first.source.startswith("import regimes\nfrom analysis import notebook\n")
-    assert any("image/png" in output.get("data", {}) for output in first.outputs)
+    for given in (None, "") if there else ():
+        monkeypatch.delenv("REGIMES_REPOSITORY", raising=False)
+        if given is not None:
+            monkeypatch.setenv("REGIMES_REPOSITORY", given)
+        with pytest.raises(RuntimeError, match="set REGIMES_REPOSITORY to the repository"):
+            exec(colab(), {"get_ipython": lambda: shell})
+        assert shell.asked == []
 
 
 # -- what they show with ---------------------------------------------------------------------
@@ -272,15 +236,5 @@ def test_reasons_are_those_that_the_record_gives(runs: list[Record]) -> None:
     assert len(judged) >= 3
     assert ((judged["ratio"] >= judged["threshold"]) == (judged["level"] == "low")).all()
     assert rows["level"].tolist() == [row["layers"]["level"][3] for row in run.rows]
-
-
-def test_reasons_of_no_layer_are_refused(runs: list[Record]) -> None:
-    """In place of an empty table, which would say that all levels were kept."""
     with pytest.raises(RecordError, match=r"no layer 'features\.3': did you mean 'features\.3\."):
-        reasons(runs[0], "features.3")
-
-
-def test_an_absolute_path_would_be_found() -> None:
-    """The search above finds what it is there for, and not a ratio or a closing tag."""
-    assert ABSOLUTE.findall("saved to /home/me/runs/x") == ["/home/me/runs/x"]
-    assert ABSOLUTE.findall("displacement / lr, s/epoch, 1/2, ../data/x, </td></tr>") == []
+        reasons(runs[0], "features.3")  # not an empty table: all levels were kept

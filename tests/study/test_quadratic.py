@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.rates import quadratic
 from analysis.rates.quadratic import at_share, energy, of_dense
 from analysis.rates.quadratic_model import FILTERS, computed, limit, power_step, radius, simulated
 from regimes.collectives.layers import Layer
@@ -133,25 +132,3 @@ def test_shares_and_limits_of_dense() -> None:
     assert rows["of_dense"].to_list() == [1.0, 0.25, 1.0, 1.0]
     assert at_share(rows, "a", 0.0, 0.5) == pytest.approx(0.5)
     assert math.isnan(at_share(rows, "a", 0.0, 0.1))
-
-
-def test_a_panel_has_the_limits_of_its_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        quadratic,
-        "simulated",
-        lambda level, momentum, feedback: (
-            (2.0, 1.0) if level == "dense" else (1 - momentum, 0.25 + feedback / 4)
-        ),
-    )
-    rows = quadratic.table()
-    fig, numbers = quadratic.figure(rows)
-    assert numbers is rows
-    for ax, momentum in zip(fig.axes, dict.fromkeys(rows["momentum"]), strict=True):
-        assert ax.get_title(loc="left") == f"momentum {momentum:g}"
-        here = rows[rows["momentum"] == momentum]
-        for line in ax.lines:
-            name = str(line.get_label()).rpartition(", ")[0]
-            part = here[here["how"] == name]
-            assert list(line.get_xdata()) == list(part["share"])
-            assert list(line.get_ydata()) == list(part["of_dense"])
-            assert len(part)

@@ -3,10 +3,8 @@ committed archives, with scipy and scikit-learn)."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-import tarfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from archives import REFERENCE, Rows, rows_of
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
@@ -22,28 +21,10 @@ from analysis.criticality import law, lost_time, settings
 from analysis.criticality.onset import titles, tree
 from analysis.findings.numbers import NUMBERS
 from regimes.base.errors import RecordError
-from regimes.records import load_all
+from regimes.records import Record, load, load_all, unpack_records
 from regimes.search.harms import rates
 
-REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 COSINE = REFERENCE / "harm-lm-cosine.tar.xz"
-Rows = list[dict[str, Any]]
-
-
-def read(name: str) -> tuple[dict[tuple[str, int], Rows], dict[tuple[str, int], dict[str, Any]]]:
-    """Rows and headers of an archive by (schedule, seed), read from its files alone."""
-    rows, headers = {}, {}
-    with tarfile.open(REFERENCE / f"{name}.tar.xz") as tar:
-        for member in tar:
-            file = tar.extractfile(member)
-            assert file is not None
-            schedule, seed, kind = member.name.split("/")[-3:]
-            key = (schedule, int(seed.removeprefix("seed-")))
-            if kind == "epochs.jsonl":
-                rows[key] = [json.loads(line) for line in file.read().splitlines()]
-            elif kind == "run.json":
-                headers[key] = json.loads(file.read())
-    return rows, headers
 
 
 def harms(rows: dict[tuple[str, int], Rows], arm: str) -> dict[int, dict[int, float]]:
@@ -66,7 +47,7 @@ def spearman(one: list[float], other: list[float]) -> float:
     return float(stats.spearmanr([round(x, 12) for x in one], other).statistic)
 
 
-PEAKS = {"harm-lm": 0.0015, "harm-lm-sgd": 0.2, "harm-lm-cosine": 0.003, "harm-lm-wsd": 0.003}
+PEAKS = {"harm-lm": 0.0015, "harm-lm-cosine": 0.003, "harm-lm-wsd": 0.003}
 
 
 def rate_of_step(tree: str, step: int) -> float:
@@ -87,10 +68,15 @@ def by_step(tree: str) -> list[float]:
     return [sum(steps[25 * unit : 25 * unit + 25]) / 25 for unit in range(24)]
 
 
+def trunk_of(name: str) -> Record:
+    with unpack_records(REFERENCE / f"{name}.tar.xz") as root:
+        return load(min((root / "trunk").iterdir()))
+
+
 @pytest.mark.parametrize("name", PEAKS)
 def test_the_rate_of_a_unit_is_the_mean_over_its_steps(name: str) -> None:
     """Also of a unit inside which the rate falls, and of the first, whose first step has none."""
-    trunk = next(run for run in load_all(REFERENCE / f"{name}.tar.xz") if run.name == "trunk")
+    trunk = trunk_of(name)
     means = rates.mean_rates(trunk).to_list()
     assert means == pytest.approx(by_step(name), rel=1e-9)
     assert trunk.epochs["lr"][0] == 0 < means[0]
@@ -98,23 +84,26 @@ def test_the_rate_of_a_unit_is_the_mean_over_its_steps(name: str) -> None:
 
 
 def test_a_rate_per_epoch_and_one_without_a_schedule_are_those_of_the_rows(tmp_path: Path) -> None:
-    """Also where the rows have the factor of a larger batch."""
-    for name, more in (("a", {}), ("b", {"optimizer": {"lr": None, "schedule": None}})):
-        folder = synthetic.make(tmp_path / name, "low", 3, **more)
-        path = folder / "epochs.jsonl"
-        made = [json.loads(line) for line in path.read_text().splitlines()]
-        for row, rate in zip(made, (0.4, 0.8, 0.8, 0.4, 0.04, 0.08), strict=True):
-            row["lr"] = rate
-        path.write_text("".join(json.dumps(row) + "\n" for row in made))
-        (folder / "chain.jsonl").unlink(missing_ok=True)
-        (run,) = load_all(tmp_path / name)
-        assert rates.mean_rates(run).to_list() == pytest.approx([0.4, 0.8, 0.8, 0.4, 0.04, 0.08])
+    """Also where the rows have the factor of a larger batch. Phases are those of the rate."""
+
+    def with_rates(name: str, *wanted: float, **more: Any) -> Record:
+        by_row = {"change": lambda row: {"lr": wanted[row["epoch"]]}}
+        return load(synthetic.make(tmp_path, name, 3, **by_row, **more))
+
+    wanted = (0.4, 0.8, 0.8, 0.4, 0.04, 0.08)
+    without = with_rates("b", *wanted, optimizer={"lr": None, "schedule": None})
+    for run in (with_rates("a", *wanted), without):
+        assert rates.mean_rates(run).to_list() == pytest.approx(wanted)
+    trunk = with_rates("trunk", 0.1, 0.4, 0.4, 0.2, 0.21, 0.05)
+    assert settings.phases(trunk) == {settings.HIGH: [1, 2, 3, 4], settings.FALLEN: [5]}
 
 
 def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
-    rows, headers = read("harm-lm")
-    wanted = harms(rows, "rank 1")
-    found, scored = settings.of_tree("harm-lm", load_all(REFERENCE / "harm-lm.tar.xz"), "rank 1")
+    wanted = harms(rows_of("harm-lm"), "rank 1")
+    runs = load_all(REFERENCE / "harm-lm.tar.xz")
+    with pytest.raises(RecordError, match="harm-lm has no pulses 'rank 9'"):
+        settings.of_tree("harm-lm", runs, "rank 9")
+    found, scored = settings.of_tree("harm-lm", runs, "rank 1")
     by_phase = found.set_index("phase")
     # decays at steps 360 and 480 of 600: units 1 to 14 have more than half of the peak, middle 7.5.
     # The middle of a pulse from 6 is 7, of one from 9 10; of units 15 to 23 it is 19, as from 18
@@ -125,21 +114,12 @@ def test_harm_by_phase_and_scores_of_a_committed_tree() -> None:
         assert ends == pytest.approx(t_interval([*wanted[onset].values()]))
     scores = scored.set_index(["seed", "signal"])
     for seed in (11000, 11001, 11002):
-        trunk, harm = rows["trunk", seed], [wanted[onset][seed] for onset in sorted(wanted)]
+        harm = [wanted[onset][seed] for onset in sorted(wanted)]
         worst = [sum(h > one for h in harm) < 3 for one in harm]  # round(8 / 3)
-        places = [i for i, x in enumerate(headers["trunk", seed]["layers"]) if x["compressed"]]
-        update = [row["statistics"]["norm:update"] for row in trunk]
-        signals: dict[str, list[float]] = {
-            "learning rate": by_step("harm-lm"),
-            "time, early first": [-unit for unit in range(24)],
-            "norm": [math.hypot(*(unit[i] for i in places)) for unit in update],
-        }
-        for name, values in signals.items():
-            pulses = [float(np.mean(values[onset : onset + 3])) for onset in sorted(wanted)]
-            row = scores.loc[(seed, name)]
-            assert row["rank"] == pytest.approx(spearman(pulses, harm)), name
-            area = roc_auc_score(worst, [round(x, 12) for x in pulses])
-            assert row["auc"] == pytest.approx(area), name
+        pulses = [float(np.mean(by_step("harm-lm")[onset : onset + 3])) for onset in sorted(wanted)]
+        row = scores.loc[(seed, "learning rate")]
+        assert row["rank"] == pytest.approx(spearman(pulses, harm))
+        assert row["auc"] == pytest.approx(roc_auc_score(worst, [round(x, 12) for x in pulses]))
     over = settings.over_trees(scored, pooled=True).set_index(["setting", "signal"])
     each = scores.xs("norm", level="signal")["rank"].to_list()
     row = over.loc[("harm-lm", "norm")]
@@ -168,7 +148,7 @@ def test_harm_over_trunks_and_over_trees_by_own_code() -> None:
     """With 3 seeds in each tree: t intervals of 6 differences, and of the trees' means."""
     each: list[list[float]] = []
     for name in (*FALLING, "harm-lm-wsd"):
-        found = harms(read(name)[0], "rank 1")
+        found = harms(rows_of(name), "rank 1")
         each.append([found[18][seed] - found[9][seed] for seed in sorted(found[18])])
     names = "; ".join((*FALLING, "harm-lm-wsd"))
     for number, values in (
@@ -186,7 +166,7 @@ def test_harm_over_trunks_and_over_trees_by_own_code() -> None:
 
 
 def test_what_harm_is_of_and_its_p_among_all_pulses() -> None:
-    rows, _ = read("harm-lm")
+    rows = rows_of("harm-lm")
     ends = [rows["trunk", seed][-1]["metric"] for seed in (11000, 11001, 11002)]
     got = NUMBERS["trunk_ends"]("harm-lm")
     assert (got.mean, got.low, got.high) == pytest.approx(t_interval(ends))
@@ -218,24 +198,6 @@ def test_what_harm_is_of_and_its_p_among_all_pulses() -> None:
     assert marks == {0, 1, 2}
 
 
-def test_phases_are_those_of_the_rate(tmp_path: Path) -> None:
-    folder = synthetic.make(tmp_path, "trunk", 3)
-    path = folder / "epochs.jsonl"
-    made = [json.loads(line) for line in path.read_text().splitlines()]
-    for row, rate in zip(made, (0.1, 0.4, 0.4, 0.2, 0.21, 0.05), strict=True):
-        row["lr"] = rate
-    path.write_text("".join(json.dumps(row) + "\n" for row in made))
-    (folder / "chain.jsonl").unlink(missing_ok=True)
-    (trunk,) = load_all(tmp_path)
-    assert settings.phases(trunk) == {settings.HIGH: [1, 2, 3, 4], settings.FALLEN: [5]}
-
-
-def test_an_arm_that_is_not_there_is_one_sentence() -> None:
-    runs = load_all(REFERENCE / "harm-means.tar.xz")
-    with pytest.raises(RecordError, match="harm-means has no pulses 'rank 1'"):
-        settings.of_tree("harm-means", runs, "rank 1")
-
-
 def test_a_tree_or_a_pulse_counts_once(tmp_path: Path) -> None:
     """Seeds that were read twice would be twice as many."""
     settings.main((COSINE,), tmp_path / "once")
@@ -264,7 +226,7 @@ def test_trees_without_scores_still_have_their_harm(tmp_path: Path) -> None:
 
 def test_panels_say_what_each_learning_rate_does() -> None:
     names = ("harm-lm-sgd", "harm-lm-cosine", "harm-lm-wsd", "harm-lm-constant")
-    trunks = [tree(load_all(REFERENCE / f"{name}.tar.xz"))[0] for name in names]
+    trunks = [trunk_of(name) for name in names]
     falls = ["rate falls in steps", "rate falls along a cosine", "rate falls at the end"]
     assert titles(trunks) == [
         f"SGD: {falls[0]}",

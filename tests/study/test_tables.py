@@ -3,7 +3,6 @@ columns of our own runs against arithmetic over synthetic records."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,22 +97,13 @@ def test_accordions_batch_rows_are_a_fixed_window() -> None:
     assert "59.47 G" in odd["why"].iloc[0]
 
 
-@pytest.mark.parametrize(
-    ("floats", "printed", "same"),
-    [
-        (2418.44e6, "2418.4", True),
-        (2418.5e6, "2418.4", False),
-        (2418.49e6, "2418.4", True),
-        (2418.31e6, "2418.4", True),
-        (2418.3e6, "2418.4", False),
-        (30.1263e6, "30.126", True),
-        (30.1275e6, "30.126", False),
-    ],
-)
-def test_agreement_is_to_one_unit_of_the_last_digit(
-    floats: float, printed: str, same: bool
-) -> None:
-    assert table_rules.agrees(floats, printed, "M") == same
+def test_agreement_is_to_one_unit_of_the_last_digit() -> None:
+    for printed, same, other in (
+        ("2418.4", (2418.44, 2418.49, 2418.31), (2418.5, 2418.3)),
+        ("30.126", (30.1263,), (30.1275,)),
+    ):
+        assert all(table_rules.agrees(x * 1e6, printed, "M") for x in same)
+        assert not any(table_rules.agrees(x * 1e6, printed, "M") for x in other)
 
 
 # -- our runs --------------------------------------------------------------------------------
@@ -121,19 +111,11 @@ def test_agreement_is_to_one_unit_of_the_last_digit(
 
 def paper_run(root: Path, policy: dict[str, Any], seed: int, **changes: Any) -> Path:
     """A synthetic run at the paper's scale: 6 epochs are written, and called all there are."""
-    folder = make(root, policy.get("level", policy["name"]), seed)
-    header = json.loads((folder / "run.json").read_text())
-    header["config"] |= {
-        "epochs": 300,
-        "batch_size": 128,
-        "data": {"name": "cifar10"},
-        "model": {"name": "resnet18-cifar10"},
-        "levels": {"low": 2, "high": 1},
-        "policy": policy,
-        **changes,
-    }
-    (folder / "run.json").write_text(json.dumps({**header, "budget": 1}))  # spent at once
-    return folder
+    parts = {"data": {"name": "cifar10"}, "model": {"name": "resnet18-cifar10"}, "policy": policy}
+    scale = {"planned": 300, "batch_size": 128, "levels": {"low": 2, "high": 1}}
+    budget = {"budget": 1 if changes.pop("finished", True) else None}  # spent at once
+    name = policy.get("level", policy["name"])
+    return make(root, name, seed, header=budget, **{**parts, **scale, **changes})
 
 
 ACCORDION = {"name": "accordion", "interval": 10}
@@ -162,7 +144,7 @@ def test_accordions_row_is_the_mean_of_its_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"epochs": 299},
+        {"planned": 299},
         {"batch_size": 64},
         {"data": {"name": "cifar10", "train_size": 5000}},
         {"data": {"name": "folder"}},
@@ -179,84 +161,59 @@ def test_runs_of_another_setting_are_no_row(tmp_path: Path, changes: dict[str, A
 
 
 def test_batch_sizes_are_levels_of_all_workers(tmp_path: Path) -> None:
-    common = {
-        "batch_levels": {"low": 128, "high": 1024},
-        "compressor": {"name": "dense"},
-        "levels": {},
-    }
-    for policy in ({"name": "static", "level": "high"}, {"name": "accordion-batch"}):
-        paper_run(
-            tmp_path,
-            {"name": "static", "level": "dense"},
-            0 if len(policy) == 2 else 1,
-            batch_policy=policy,
-            **common,
-        )
+    static = {"name": "static", "level": "dense"}
+    common = {"batch_levels": {"low": 128, "high": 1024}, "compressor": {"name": "dense"}}
+    for seed, rule in enumerate(({"name": "static", "level": "high"}, {"name": "accordion-batch"})):
+        paper_run(tmp_path, static, seed, batch_policy=rule, levels={}, **common)
     rows = tables.table(load_all(tmp_path))
-    assert [*rows[rows["n"] > 0][["table", "level"]].itertuples(index=False, name=None)] == [
-        (5, "4096"),
-        (5, "accordion"),
-    ]
+    found = rows[rows["n"] > 0][["table", "level"]].itertuples(index=False, name=None)
+    assert [*found] == [(5, "4096"), (5, "accordion")]
 
 
 def test_the_senet_of_the_tables_goes_before_table_8s(tmp_path: Path) -> None:
-    for i, network in enumerate(("senet18-cifar10", "se-resnet18-cifar10")):
-        for seed in range(i + 1):
-            paper_run(
-                tmp_path / network,
-                ACCORDION,
-                seed,
-                model={"name": network},
-                levels={"low": 4, "high": 1},
-            )
+    levels = {"low": 4, "high": 1}
+    for network, seed in (("senet18", 0), ("se-resnet18", 0), ("se-resnet18", 1)):
+        model = {"name": f"{network}-cifar10"}
+        paper_run(tmp_path / network, ACCORDION, seed, model=model, levels=levels)
     rows = tables.table(load_all(tmp_path))
     assert rows[rows["n"] > 0]["n"].tolist() == [2]
 
 
-def test_a_row_is_one_experiment(tmp_path: Path) -> None:
-    paper_run(tmp_path, ACCORDION, 0)
-    paper_run(tmp_path, ACCORDION, 1, optimizer={"lr": 9.0})
-    with pytest.raises(RecordError, match=r"would be averaged, but differ in .*optimizer\.lr"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"seed": 1, "optimizer": {"lr": 9.0}},
+            r"would be averaged, but differ in .*optimizer\.lr",
+        ),
+        ({"seed": 0, "finished": False}, "accordion/seed-0 is not finished"),
+    ],
+)
+def test_a_row_is_one_finished_experiment(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    paper_run(tmp_path, ACCORDION, 2)
+    paper_run(tmp_path, ACCORDION, changes.pop("seed"), **changes)
+    with pytest.raises(RecordError, match=words):
         tables.table(load_all(tmp_path))
 
 
-def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
-    folder = paper_run(tmp_path, ACCORDION, 0)
-    header = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**header, "budget": None}))
-    with pytest.raises(RecordError, match="accordion/seed-0 is not finished"):
-        tables.table(load_all(tmp_path))
-
-
-def test_runs_at_the_papers_scale_that_no_row_has_are_left_out_and_counted(
+def test_the_command_writes_all_rows_and_counts_the_runs_that_no_row_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another rank, other levels of ACCORDION, a network that Table 1 does not have; they need be
     neither finished nor of one experiment."""
-    runs = tmp_path / "runs"
+    runs, other = tmp_path / "runs", {"levels": {"low": 4, "high": 1}}
     paper_run(runs, ACCORDION, 0)
     paper_run(runs, {"name": "static", "level": "low"}, 0, levels={"low": 8, "high": 1})
-    paper_run(runs, ACCORDION, 1, levels={"low": 4, "high": 1})
-    paper_run(runs, ACCORDION, 2, levels={"low": 4, "high": 1}, optimizer={"lr": 9.0})
-    folder = paper_run(runs, ACCORDION, 3, model={"name": "densenet-cifar10"})
-    header = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**header, "budget": None}))
-    rows = pd.read_csv(tables.main((runs,), tmp_path / "out")[0])
-    assert rows["n"].sum() == 1
+    paper_run(runs, ACCORDION, 1, **other)
+    paper_run(runs, ACCORDION, 2, **other, optimizer={"lr": 9.0})
+    paper_run(runs, ACCORDION, 3, model={"name": "densenet-cifar10"}, finished=False)
+    paths = tables.main((runs,), tmp_path / "out")
+    rows, text = pd.read_csv(paths[0]), paths[1].read_text()
+    assert (len(rows), rows["n"].sum()) == (54, 1)
+    assert (text.count("agrees"), text.count("DIFFERS")) == (36 + 5, 1)  # 54.96
     assert "4 of 5 runs are at no row's setting and were left out." in capsys.readouterr().out
-
-
-def test_the_command_writes_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paper_run(tmp_path / "runs", ACCORDION, 0)
-    paper_run(tmp_path / "runs", {"name": "windows"}, 0)
-    paths = tables.main((tmp_path / "runs",), tmp_path / "out")
-    assert len(pd.read_csv(paths[0])) == 54
-    text = paths[1].read_text()
-    assert text.count("agrees") == 36 + 5
-    assert text.count("DIFFERS") == 1  # 54.96
-    assert "the authors' logs of these runs have 300" in text
-    assert "| 30.126 G | 30.1263 G |" in text
-    assert "1 of 2 runs are at no row's setting" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="cannot write"):
         tables.main((), tmp_path / "file" / "out")

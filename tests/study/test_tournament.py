@@ -1,20 +1,28 @@
-"""The tournament (oracles: sums by hand, a naive interpolation of committed runs, the registry)."""
+"""The tournament, and rivals: other compressors on gradients of a run (oracles: sums by hand, a
+naive interpolation of committed runs; TopK in numpy, the run that uses the compressor itself)."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from configs import smoke as config
 
 import regimes
 from analysis.common.names import LADDERS
 from analysis.findings.numbers import ladders
-from analysis.tournament import tournament, tournament_figure
+from analysis.plugins import rivals
+from analysis.plugins.rivals import Rivals
+from analysis.tournament import error_per_float, tournament, tournament_figure
 from analysis.tournament.equal_floats import at_same_floats, comparisons, timings
 from analysis.tournament.tournament import (
     differences_as_text,
@@ -25,186 +33,74 @@ from analysis.tournament.tournament import (
     table,
 )
 from analysis.tournament.tournament_figure import kinds
-from regimes.base.config import Budget, RunConfig, in_windows
-from regimes.base.console.tables import Table
-from regimes.base.errors import RecordError
-from regimes.compression import make_compressor
-from regimes.compression.traffic import costs_per_step
+from regimes.base.errors import ConfigError, RecordError
+from regimes.collectives.layers import Layer
+from regimes.collectives.world import World
+from regimes.compression import REGISTRY, make_compressor
+from regimes.instruments.base import MeasurementContext
+from regimes.instruments.panel import choose_instruments
 from regimes.plotting.looks import find_metric
-from regimes.policies import REGISTRY, check_levels, make_policy
 from regimes.presets import get_grid
-from regimes.records import load_all
-from regimes.training.build import prepare_run
+from regimes.records import load, load_all
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
-OTHERS = {  # of a batch, of a period, and of a grid of its own
-    "accordion-batch",
-    "smith",
-    "post-local",
-    "qsr",
-    "rate-ladder",
-    "by-layer",
-}
 ACCURACY = find_metric("accuracy")
-TUNED = {  # the rates that were tried, as the comments of the grids say
-    "tournament-smoke": (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8),
-    "tournament-lm": (0.0015, 0.003, 0.006, 0.012),
-    "tournament-small": (0.0125, 0.025, 0.05, 0.1, 0.2),
-}
-
-# -- the arms --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TUNED)
-def test_every_policy_is_an_arm_and_only_schedules_differ(name: str) -> None:
-    grid = get_grid(name)
-    own = {"accordion-ladder", "error-ladder", "gravac", "l-greco"}
-    assert {cell.policy["name"] for cell in grid.values()} == set(REGISTRY) - OTHERS | own
-    assert set(grid) >= {name for ladder in LADDERS.values() for name in ladder}
-    first = next(iter(grid.values()))
-    for arm, cell in grid.items():
-        check_levels(make_policy(cell.policy), cell.levels)
-        assert cell.name == arm
-        for part in ("data", "model", "compressor", "levels", "workers", "batch_size"):
-            assert getattr(cell, part) == getattr(first, part)
-
-
-def test_the_rates_are_wide_and_reach_to_half_the_presets() -> None:
-    for name, rates in TUNED.items():
-        assert [*rates] == sorted(rates)
-        assert rates[-1] / rates[0] > 7.9
-        lr = get_grid(name)["dense"].optimizer.lr
-        assert rates[0] < lr < 2 * rates[-1]
-
-
-def _floats(config: RunConfig, level: str) -> float:
-    run = prepare_run(config)
-    made = make_compressor(config.compressor)
-    cost = costs_per_step(made, run.layers, config.levels, config.workers)[level]["floats"]
-    run.close()
-    return float(cost)
-
-
-@pytest.mark.parametrize("name", ["rank 1", "rank 2"])
-def test_longer_training_ends_at_the_floats_of_rank_4(name: str) -> None:
-    grid = get_grid("tournament-smoke")
-    longer = grid[f"{name} longer"]
-    ratio = longer.epochs * _floats(longer, f"r{name[-1]}") / (24 * _floats(longer, "r4"))
-    assert 1 <= ratio < 1.03  # whole epochs
-    assert longer.budget
-    assert (longer.budget.level, longer.budget.epochs) == ("r4", 24)
-    shares = [first / longer.epochs for first in longer.optimizer.decay_epochs]
-    assert shares == pytest.approx([12 / 24, 20 / 24], abs=0.02)
-
-
-def test_figures_2_and_8_in_the_tournament_of_images() -> None:
-    grid = get_grid("tournament-small")
-    inside = {unit for unit in range(24) if in_windows(grid["critical 8"].policy["windows"], unit)}
-    assert inside == {*range(6), 12, 13}
-    turned = grid["high in critical 8"].policy
-    assert turned["windows"] == grid["critical 8"].policy["windows"]
-    assert (turned["inside"], turned["outside"]) == ("r1", "dense")
-    on, stretched = grid["rank 1 on"], grid["rank 1 longer"]
-    assert on.budget == stretched.budget == Budget("r4", 24)
-    assert on.optimizer == grid["rank 1"].optimizer
-    assert on.epochs == stretched.epochs == 83
-    assert stretched.optimizer.decay_epochs == (41, 69)
-
-
-@pytest.mark.parametrize("kind", ["first", "last", "coin"])
-def test_controls_have_rank_4_in_so_many_units(kind: str) -> None:
-    grid = get_grid("tournament-smoke")
-    drawn = set()
-    for name in (name for name in LADDERS[kind] if name.startswith(kind)):
-        rule, past, levels = make_policy(grid[name].policy), [], []
-        for _ in range(24):
-            levels.append(rule.decide(past, ["layer"])[0].level)
-            past.append(_epoch(levels[-1]))
-        share = int(name.split()[1])
-        assert levels.count("r4") == share
-        assert (levels[:share] == ["r4"] * share) == (kind == "first")
-        assert (levels[-share:] == ["r4"] * share) == (kind == "last")
-        drawn.add(tuple(levels))
-    assert len(drawn) == 3
-
-
-def _epoch(level: str):  # type: ignore[no-untyped-def]
-    from regimes.policies import PastEpoch
-
-    return PastEpoch(0.1, 0.1, {}, [level])
-
 
 # -- numbers by hand -------------------------------------------------------------------------
 
 
 def runs(**arms: list[tuple[float, float]]) -> pd.DataFrame:
     """(floats, accuracy) by seed, for each arm."""
-    return pd.DataFrame(
-        [
-            {
-                "name": name.replace("_", " "),
-                "seed": seed,
-                "rate": 0.1,
-                "accuracy": reached,
-                "floats": sent,
-                "bytes": 4 * sent,
-                "s": 1.0,
-            }
-            for name, each in arms.items()
-            for seed, (sent, reached) in enumerate(each)
-        ]
-    )
-
-
-def test_a_kind_of_which_no_arm_was_run_is_no_control() -> None:
-    """Ranks 1 and 4 throughout are the ends of "first" and "last" as well."""
-    each = runs(
-        rank_1=[(100, 90)] * 3,
-        rank_4=[(400, 94)] * 3,
-        first_6=[(200, 92)] * 3,
-        mine=[(200, 95), (200, 96), (200, 97)],
-    )
-    assert [*comparisons(each, ACCURACY)["control"]] == ["static", "first"]
+    rows = [
+        (name.replace("_", " "), seed, 0.1, reached, sent, 4 * sent, 1.0)
+        for name, each in arms.items()
+        for seed, (sent, reached) in enumerate(each)
+    ]
+    columns = ["name", "seed", "rate", "accuracy", "floats", "bytes", "s"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def test_a_control_between_two_is_on_the_line_over_the_logarithm_of_the_floats() -> None:
+    """2.5 % more than a control sends is as much; seeds are paired, and others left out."""
     each = runs(
         rank_1=[(100, 90), (100, 80)],
         rank_2=[(200, 92), (200, 90)],
         dense=[(1600, 98), (1600, 93)],
-        mine=[(800, 97.0), (400, 90.0)],
+        mine=[(800, 97.0), (400, 90.0), (200, 0)],
+        as_much=[(200, 95), (205, 95)],
     )
-    found = at_same_floats(each, "mine", LADDERS["static"], "accuracy").to_list()
-    assert found == pytest.approx([97 - (92 + 6 * 2 / 3), 90 - (90 + 3 / 3)])
-
-
-def test_an_arm_that_sends_what_a_control_sends_is_compared_with_that() -> None:
-    each = runs(rank_1=[(100, 90)], rank_2=[(200, 92)], mine=[(200, 95)], more=[(205, 95)])
-    for arm in ("mine", "more"):  # 2.5 % more is as much
-        found = at_same_floats(each, arm, LADDERS["static"], "accuracy")
-        assert found.to_dict() == pytest.approx({0: 3.0})
+    for arm, arms, expected in (
+        ("mine", each, {0: 97 - (92 + 6 * 2 / 3), 1: 90 - (90 + 3 / 3)}),
+        ("as much", each.query("name != 'dense'"), {0: 3.0, 1: 5.0}),
+    ):
+        found = at_same_floats(arms, arm, LADDERS["static"], "accuracy")
+        assert found.to_dict() == pytest.approx(expected)
+    lone = each[(each["name"] != "mine") | (each["seed"] == 2)]
+    with pytest.raises(RecordError, match="no seed in common"):
+        at_same_floats(lone, "mine", LADDERS["static"], "accuracy")
 
 
 @pytest.mark.parametrize("sent", [(90.0, 150.0), (150.0, 400.0)])
 def test_beyond_the_controls_there_is_no_comparison(sent: tuple[float, float]) -> None:
+    """Where not all seeds are within. A kind of which no arm was run is no control, and not drawn:
+    ranks 1 and 4 throughout are the ends of "first" and "last" as well."""
     each = runs(rank_1=[(100, 90)] * 2, rank_4=[(300, 92)] * 2, mine=[(s, 91) for s in sent])
     assert at_same_floats(each, "mine", LADDERS["static"], "accuracy").empty
-    rows = comparisons(each, ACCURACY)
+    more = runs(first_6=[(200, 92)] * 2)
+    for arms, controls in ((each, ["static"]), (pd.concat([each, more]), ["static", "first"])):
+        rows = comparisons(arms, ACCURACY)
+        assert [*rows["control"]] == kinds({*arms["name"]}) == controls
+    rows = rows[rows["control"] == "static"]
     assert rows["difference"].isna().all()
     assert (rows["n"] == 0).all()
 
 
-def test_seeds_are_paired_and_others_left_out() -> None:
-    each = runs(
-        rank_1=[(100, 90), (100, 50)],
-        rank_4=[(300, 90), (300, 50)],
-        mine=[(200, 91), (200, 51), (200, 0)],
-    )
-    found = at_same_floats(each, "mine", LADDERS["static"], "accuracy")
-    assert found.to_dict() == pytest.approx({0: 1, 1: 1})
-    lone = each[(each["name"] != "mine") | (each["seed"] == 2)]
-    with pytest.raises(RecordError, match="no seed in common"):
-        at_same_floats(lone, "mine", LADDERS["static"], "accuracy")
+def test_seeds_that_are_all_alike_have_no_interval() -> None:
+    arms = {"rank_1": [(100, 90), (100, 91)], "rank_4": [(300, 92), (300, 93)]}
+    rows = comparisons(runs(**arms, adaqs=arms["rank_1"]), ACCURACY)
+    assert (rows["difference"] == 0).all()
+    assert rows[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
+    assert "[all alike]" in differences_as_text(rows, ACCURACY).markdown()
 
 
 def test_a_mean_of_controls_is_over_the_seeds_that_all_have(
@@ -263,16 +159,6 @@ def test_a_rate_of_its_own_is_set_beside_a_shared_one() -> None:
         own_minus_shared(own, shared.assign(seed=9), "accuracy")
     with pytest.raises(RecordError, match=r"at one rate: 3 runs are common, at 0\.1, 0\.4"):
         own_minus_shared(own, shared.assign(rate=[0.1, 0.4, 0.4]), "accuracy")
-
-
-def test_seeds_that_are_all_alike_have_no_interval() -> None:
-    each = runs(
-        rank_1=[(100, 90), (100, 91)], rank_4=[(300, 92), (300, 93)], adaqs=[(100, 90), (100, 91)]
-    )
-    rows = comparisons(each, ACCURACY)
-    assert (rows["difference"] == 0).all()
-    assert rows[["ci_low", "ci_high", "p", "p_holm"]].isna().all(axis=None)
-    assert "[all alike]" in differences_as_text(rows, ACCURACY).markdown()
 
 
 def test_the_table_counts_from_dense() -> None:
@@ -334,63 +220,26 @@ def test_committed_runs_have_the_differences_of_a_naive_loop() -> None:
     assert rows.loc[("accordion-ladder", "static"), "n"] == len(found)
     mean = sum(found) / len(found)
     assert rows.loc[("accordion-ladder", "static"), "difference"] == pytest.approx(mean)
+    seconds = entries(records).groupby("name")[[*tournament.NETWORKS]].mean()
+    assert (seconds.diff(axis=1).iloc[:, 1:] > 0).all(axis=None)  # on slower networks
+    assert (seconds.loc["rank 1"] < seconds.loc["rank 4"])[1:].all()
 
 
 def _last(run) -> float:  # type: ignore[no-untyped-def]
     return 100 * sum(row["metric"] for row in run.rows[-3:]) / 3
 
 
-def test_the_same_arms_at_one_rate_are_set_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("float64", 8)])
+def test_bytes_of_dense_have_the_width_of_the_runs_numbers(
+    dtype: str, width: int, tmp_path: Path
 ) -> None:
-    """A table of its own, of what `own_minus_shared` says of them."""
-    frame = runs(rank_1=[(100, 95), (100, 96)])
-    monkeypatch.setattr(tournament, "own_minus_shared", lambda each, others, metric: frame)
-    monkeypatch.setattr(
-        tournament, "own_minus_shared_as_text", lambda rows, shown: Table(("here",), [])
-    )
-    archive = REFERENCE / "small-ladder.tar.xz"
-    paths = tournament.main(archive, shared=archive, out=tmp_path)
-    assert tmp_path / "shared.csv" in paths
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "shared.csv"), frame)
-    assert "here" in capsys.readouterr().out
-
-
-def test_a_slow_network_takes_longer_by_what_is_sent() -> None:
-    rows = entries(load_all(REFERENCE / "small-ladder.tar.xz")).groupby("name").mean()
-    fast, slow, far = tournament.NETWORKS
-    assert (rows[fast] < rows[slow]).all()
-    assert (rows[slow] < rows[far]).all()
-    for network in (slow, far):
-        assert rows.loc["rank 1", network] < rows.loc["rank 4", network]
-
-
-def test_controls_that_were_not_run_are_not_drawn() -> None:
-    """Ranks 1 and 4 are the ends of three other ladders, too."""
-    ranks = {"rank 1", "rank 2", "rank 4", "accordion"}
-    assert kinds(ranks) == ["static"]
-    assert kinds(ranks | {"coin 6"}) == ["static", "coin"]
-    assert kinds({"rank 1", "first 6"}) == ["first"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_bytes_of_dense_have_the_width_of_the_runs_numbers(dtype: str, tmp_path: Path) -> None:
     points = torch.randn(16, 4), torch.arange(16) % 2
-    run = regimes.simulate(
-        torch.nn.Linear(4, 2),
-        points,
-        points,
-        out=tmp_path / "run",
-        workers=2,
-        batch_size=4,
-        epochs=2,
-        policy={"name": "static", "level": "high"},
-        set={"dtype": dtype},
-    )
+    size = {"workers": 2, "batch_size": 4, "epochs": 1, "out": tmp_path / "run"}
+    high = {"name": "static", "level": "high"}
+    model = torch.nn.Linear(4, 2)
+    run = regimes.simulate(model, points, points, policy=high, set={"dtype": dtype}, **size)
     (row,) = tournament.entries([run]).to_dict("records")
-    steps = sum(one["steps"] for one in run.rows)
-    assert row["dense_floats"] == 10 * steps
-    assert row["dense_bytes"] == 10 * steps * {"float32": 4, "float64": 8}[dtype]
+    assert (row["dense_floats"], row["dense_bytes"]) == (10 * 2, width * 10 * 2)
 
 
 def test_shares_where_no_dense_arm_was_run() -> None:
@@ -404,3 +253,184 @@ def test_shares_where_no_dense_arm_was_run() -> None:
         assert found[column].to_dict() == pytest.approx(
             whole[column].drop("dense").to_dict(), rel=1e-3
         )
+
+
+# -- rivals: other compressors on a run's gradients ---------------------------------------
+
+LAYERS = [Layer("matrix", (6, 8)), Layer("bias", (5,))]
+WORKERS = 3
+RIVALS: dict[str, list[Any]] = {}  # levels, by compressor
+for name in ("smoke-rivals", "smoke-rivals-more"):
+    for rival in get_grid(name)["dense"].instruments["rivals"]["tables"]:
+        RIVALS.setdefault(rival["name"], []).append(rival["level"])
+
+
+def context(union: bool = False) -> MeasurementContext:
+    model = torch.nn.ParameterList([torch.zeros(6, 8), torch.zeros(5)]).double()
+    world = World(WORKERS)
+    world.meter.dtype = torch.float64
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("rivals look at gradients only")
+
+    return MeasurementContext(model, never, world, LAYERS, 0, union, never, never)
+
+
+def gradients(steps: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(steps, WORKERS, 53)) + 0.3
+
+
+def naive_topk(given: np.ndarray, kept: int, feedback: bool) -> np.ndarray:
+    """The updates of every step; the bias travels whole."""
+    owed, found = np.zeros((WORKERS, 48)), []
+    for step in given:
+        sent = np.zeros((WORKERS, 48))
+        for w in range(WORKERS):
+            full = step[w, :48] + (owed[w] if feedback else 0)
+            largest = np.argsort(-np.abs(full))[:kept]
+            sent[w, largest] = full[largest]
+            owed[w] = full - sent[w]
+        found.append(np.concatenate([sent.mean(0), step[:, 48:].mean(0)]))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_topk_against_loops(resumed: bool) -> None:
+    table = {"name": "topk", "level": 25}
+    gauge = Rivals(tables=(table,)).start(context())
+    given, kept = gradients(7), 12  # a quarter of 48
+    mean = given.mean(1)
+    for epoch in (0, 1):
+        span = slice(0, 4) if epoch == 0 else slice(4, 7)
+        if resumed:
+            before, gauge = gauge, Rivals(tables=(table,)).start(context())
+            gauge.load_state_dict(before.state_dict())
+        for step in given[span]:
+            gauge.step(torch.from_numpy(step), [])
+        (found,) = gauge.read(epoch).detail["rivals"]
+        lost = mean[span] - naive_topk(given, kept, feedback=False)[span]
+        assert found["once"] == pytest.approx(
+            np.linalg.norm(lost) / np.linalg.norm(mean[span]), rel=1e-12
+        )
+        so_far = slice(0, span.stop)
+        lost = (mean - naive_topk(given, kept, feedback=True))[so_far].sum(0)
+        whole = np.linalg.norm(mean[so_far].sum(0))
+        assert found["summed"] == pytest.approx(np.linalg.norm(lost) / whole, rel=1e-12)
+    made = make_compressor({"name": "topk"})
+    costs = [made.cost(LAYERS[0], 25, WORKERS), made.cost(LAYERS[1], "dense", WORKERS)]
+    assert found["floats"] == sum(c.floats for c in costs)
+    assert found["bytes"] == sum(c.bytes for c in costs)
+
+
+def test_what_a_threshold_sends_is_counted_by_hand() -> None:
+    """Of the sum, also across a state: each worker's coordinates with their places, the most of any
+    worker, and the bias."""
+    table, level = {"name": "threshold", "level": 1.0}, 1.0
+    gauge = Rivals(tables=(table,)).start(context())
+    owed, floats, sent = np.zeros((WORKERS, 48)), 0, 0
+    given = gradients(5)
+    for t, step in enumerate(given):
+        full = step[:, :48] + owed
+        large = np.abs(full) >= level
+        owed = np.where(large, 0, full)
+        most = large.sum(1).max()
+        floats += WORKERS * 2 * most + WORKERS + 5
+        sent += most * (8 + 4) + 4 + 5 * 8
+        gauge.step(torch.from_numpy(step), [])
+        if t == 2:
+            before, gauge = gauge, Rivals(tables=(table,)).start(context())
+            gauge.load_state_dict(before.state_dict())
+    (found,) = gauge.read(0).detail["rivals"]
+    assert found["bytes"] == sent / 5
+    lost = np.linalg.norm(owed.mean(0))
+    assert found["summed"] == pytest.approx(lost / np.linalg.norm(given.mean(1).sum(0)), rel=1e-9)
+    assert found["floats"] == pytest.approx(floats / 5)
+
+
+def test_what_sends_all_loses_nothing_and_no_gradient_has_no_error() -> None:
+    gauge = Rivals(tables=({"name": "topk", "level": 100},)).start(context())
+    for step in gradients(2):
+        gauge.step(torch.from_numpy(step), [])
+    (found,) = gauge.read(0).detail["rivals"]
+    assert (found["once"], found["summed"]) == pytest.approx((0, 0), abs=1e-15)
+    fresh = Rivals(tables=({"name": "topk", "level": 100},)).start(context())
+    fresh.step(torch.zeros(WORKERS, 53, dtype=torch.float64), [])
+    (found,) = fresh.read(0).detail["rivals"]
+    assert (found["once"], found["summed"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RIVALS if name not in ("cast", "randomk", "threshold")]
+)
+def test_the_sum_is_that_of_a_run_with_the_compressor(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run's own compressor among the rivals: the same updates, bit for bit."""
+    level, sums, step = RIVALS[name][0], [], rivals.RivalsGauge.step
+
+    def watched(self, stack, updates):  # type: ignore[no-untyped-def]
+        step(self, stack, updates)
+        sums.append((torch.cat([u.flatten() for u in updates]), self.rivals[0].sum.clone()))
+
+    monkeypatch.setattr(rivals.RivalsGauge, "step", watched)
+    run = config(
+        *("model.width=2", "union_pass=false", f"compressor={{name='{name}'}}"),
+        *(f"levels={{low={level}}}", "policy={name='static', level='low'}"),
+        epochs=1,
+    )
+    tables = [{"name": name, "level": level}]
+    regimes.run(replace(run, instruments={"rivals": {"tables": tables}}), tmp_path / "run")
+    total = torch.zeros_like(sums[0][1])
+    for update, so_far in sums:
+        total += update.double()
+        assert torch.equal(total, so_far)
+
+
+def test_bad_tables_are_one_sentence(tmp_path: Path) -> None:
+    run = config("union_pass=false", epochs=1)
+    for tables, sentence in (
+        ([], "instruments.rivals.tables = []: expected one table or more"),
+        ([{"name": "topk"}], "has no level"),
+        ([{"name": "topk", "level": 0}], "level of TopK = 0"),
+        ([{"name": "topc", "level": 1}], "did you mean 'topk'"),
+        ([{"name": "topk", "level": 1, "share": 3}], "share"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            regimes.run(replace(run, instruments={"rivals": {"tables": tables}}), tmp_path / "run")
+    with pytest.raises(ConfigError, match="union_pass"):  # which has no gradients of workers
+        choose_instruments({"rivals": {}}, (), None, context(union=True))
+
+
+def test_every_compressor_is_a_rival() -> None:
+    own = {"dct-topk", "threshold"}
+    assert set(RIVALS) == set(REGISTRY) - {"dense"} | own  # dense saves nothing
+    for name, levels in RIVALS.items():
+        for level in levels:
+            make_compressor({"name": name}).check(level)
+
+
+def geometric(values: list[float]) -> float:
+    return float(np.prod(values) ** (1 / len(values)))
+
+
+def test_the_figure_has_the_means_of_the_record(
+    tmp_path: Path,
+) -> None:
+    tables = [{"name": "topk", "level": 5}, {"name": "acp-sgd", "iterations": 2, "level": 1}]
+    static = ("policy={name='static', level='dense'}", "name=dense")
+    run = config("model.width=2", "union_pass=false", *static, epochs=3)
+    run = replace(run, instruments={"rivals": {"tables": tables}})
+    for seed in (0, 1):
+        regimes.run(replace(run, seed=seed), tmp_path / "runs" / f"seed-{seed}")
+    runs = [load(tmp_path / "runs" / f"seed-{seed}") for seed in (0, 1)]
+    rows = error_per_float.errors(runs).set_index("compressor")
+    assert list(rows.index) == ["topk", "acp-sgd, iterations 2"]
+    once = [[line["rivals"][0]["once"] for line in run.details] for run in runs]
+    assert rows.loc["topk", "once"] == pytest.approx(geometric([np.mean(each) for each in once]))
+    summed = [run.details[-1]["rivals"][1]["summed"] for run in runs]
+    assert rows.loc["acp-sgd, iterations 2", "summed"] == pytest.approx(geometric(summed))
+    share = runs[0].details[0]["rivals"][0]["bytes"] / runs[0].header["per_step"]["dense"]["bytes"]
+    assert rows.loc["topk", "bytes"] == share
+    runs[0].details.clear()
+    with pytest.raises(RecordError, match="no readings of the instrument rivals"):
+        error_per_float.errors(runs)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from titled import LEVELS, groups
 
 from regimes.plotting import looks, style, words
 from regimes.plotting.said import MeanInterval
@@ -19,31 +18,6 @@ from regimes.records import RecordWriter, load_all
 
 BITS = looks.find_metric("bits per byte")
 POINTS = looks.find_metric("accuracy")
-LEVELS = {"levels": {"low": 4, "high": 1}, "compressor": {"name": "powersgd"}}
-
-
-def run(name: str, seed: int, value: float, floats: float, metric: str = "accuracy") -> Any:
-    """A record of three units, as far as a title reads it."""
-    epochs = pd.DataFrame({"metric": [value] * 3, "total_floats": [1.0, 2.0, floats]})
-    header = {"metric": metric, "config": LEVELS, "data": {}}
-    return SimpleNamespace(
-        name=name,
-        seed=seed,
-        epochs=epochs,
-        column=epochs.get,
-        header=header,
-        config=LEVELS,
-        hooked=False,
-        folder="",
-        tested_rows=lambda: [{"metric": value, "epoch": epoch} for epoch in range(3)],
-    )
-
-
-def groups(table: dict[str, tuple[list[float], float]], metric: str = "accuracy") -> Any:
-    return {
-        name: [run(name, seed, value, sent, metric) for seed, value in enumerate(values)]
-        for name, (values, sent) in table.items()
-    }
 
 
 def said(found: Any, shown: looks.Metric) -> str:

@@ -41,73 +41,34 @@ def of(name: str) -> list[str]:
     return [f"compressor={{name='{name}'}}", f"levels={{high={high}}}"]
 
 
+def ranked(*more: str) -> list[str]:
+    return [*TINY, *LONG, *POWERSGD, *more]
+
+
+WHOLE = ("unit_steps=none", "steps=none", "epochs=8")
+WARM_UP_RATES = "{schedule='cosine', per='step', warmup_steps=4, name='adamw', lr=0.01}"
+FORKED = ("model={name='gpu_steps:Forked'}", "union_pass=false", "data.train_size=44", *WHOLE)
+UPDATES = ("compressor={name='topk', residual='update'}", "levels={low=20, high=10}")
+GROWING = "{name='windows', windows=[[0, 4]], inside='low', outside='high'}"
+TABLED = [f"instruments.{name}={table}" for name, table in TABLES.items()]
 CASES: dict[str, list[str]] = {
-    "ranks that change": [*TINY, *LONG, *POWERSGD],
+    "ranks that change": ranked(),
     "random numbers of the step": [*TINY, *of("randomk"), HIGH, "data.train_size=64"],
-    "a layer that some batches do not use": [
-        *TINY,
-        *LONG,
-        *of("topk"),
-        HIGH,
-        "model={name='gpu_steps:Forked'}",
-        "union_pass=false",
-        "data.train_size=44",
-        "epochs=8",
-        "unit_steps=none",
-        "steps=none",
-    ],
+    "a layer that some batches do not use": [*TINY, *LONG, *of("topk"), HIGH, *FORKED],
 }
 SLOW: dict[str, list[str]] = {
-    "dense and back": [*TINY, *LONG, *POWERSGD, "policy.inside=dense"],
-    "the first steps dense": [*TINY, *LONG, *POWERSGD, "start_compressing_after=9"],
-    "a last, smaller batch": [*TINY, *LONG, *POWERSGD, "data.train_size=44", "epochs=4"],
-    "batches that grow": [
-        *TINY,
-        *LONG,
-        *POWERSGD,
-        "unit_steps=none",
-        "steps=none",
-        "epochs=8",
-        "batch_levels={low=4, high=8}",
-        "batch_policy={name='windows', windows=[[0, 4]], inside='low', outside='high'}",
-    ],
-    "a rescaled residual": [
-        *TINY,
-        *LONG,
-        "compressor={name='topk', residual='update'}",
-        "levels={low=20, high=10}",
-        "optimizer={schedule='cosine', per='epoch'}",
-    ],
-    "a warm-up by step": [
-        *TINY,
-        *LONG,
-        *POWERSGD,
-        "optimizer={schedule='cosine', per='step', warmup_steps=4, name='adamw', lr=0.01}",
-    ],
-    "gradient noise": [
-        *TINY,
-        *LONG,
-        *POWERSGD,
-        "deficit={name='gradient-noise', windows=[[0, 2]]}",
-    ],
-    "every instrument": [
-        *TINY,
-        *LONG,
-        *of("topk"),
-        HIGH,
-        "union_pass=false",
-        *(f"instruments.{name}={table}" for name, table in TABLES.items()),
-    ],
-    "bfloat16": [*TINY, *LONG, *POWERSGD, "precision='bfloat16'"],
-    "parameters in bfloat16": [*TINY, *LONG, *POWERSGD, "dtype='bfloat16'"],
-    "clipped": [*TINY, *LONG, *POWERSGD, "optimizer.clip=0.5"],
-    "gpt": [
-        *TEXT,
-        f"model={NETWORKS['gpt']}",
-        "compressor={name='powersgd'}",
-        "levels={high=2}",
-        "data.train_size=400",
-    ],
+    "dense and back": ranked("policy.inside=dense"),
+    "the first steps dense": ranked("start_compressing_after=9"),
+    "a last, smaller batch": ranked("data.train_size=44", "epochs=4"),
+    "batches that grow": ranked(*WHOLE, "batch_levels={low=4, high=8}", f"batch_policy={GROWING}"),
+    "a rescaled residual": ranked(*UPDATES, "optimizer={schedule='cosine', per='epoch'}"),
+    "a warm-up by step": ranked(f"optimizer={WARM_UP_RATES}"),
+    "gradient noise": ranked("deficit={name='gradient-noise', windows=[[0, 2]]}"),
+    "every instrument": [*TINY, *LONG, *of("topk"), HIGH, "union_pass=false", *TABLED],
+    "bfloat16": ranked("precision='bfloat16'"),
+    "parameters in bfloat16": ranked("dtype='bfloat16'"),
+    "clipped": ranked("optimizer.clip=0.5"),
+    "gpt": [*TEXT, f"model={NETWORKS['gpt']}", *POWERSGD, HIGH, "data.train_size=400"],
     "resnet18": ["data.train_size=64"],
     **{
         name: [SMALL, "data.train_size=96", *of(name)]

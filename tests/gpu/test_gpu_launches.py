@@ -7,7 +7,6 @@ stand in ``gpu_steps``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +87,25 @@ def test_what_has_no_bounds_is_named() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("put", [waiting, copying, taking])
 @pytest.mark.parametrize("name", PARTS)
 def test_what_is_put_into_a_part_is_seen(
-    name: str, put: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A wait, a copy, for which the host waits as well, and an allocation, each time."""
     owner, method = PARTS[name]
     original = getattr(owner, method)
 
     @functools.wraps(original)
     def slower(*args: Any, **options: Any) -> Any:
-        put()
+        for put in (waiting, copying, taking):
+            put()
         return original(*args, **options)
 
     monkeypatch.setattr(owner, method, slower)
-    seen = exceeded(counted(STEPS[name], tmp_path / "run"), BOUNDS[name])
-    kind = {waiting: "waits", copying: "copies", taking: "memory"}[put]
-    assert any(word.startswith(kind) for word in seen)
+    found, bound = counted(STEPS[name], tmp_path / "run"), BOUNDS[name]
+    copies = found.copies - bound.copies
+    assert found.waits - bound.waits == 2 * copies > 0
+    assert found.memory - bound.memory == copies
 
 
 PROCESSES = {  # beside more buckets than one

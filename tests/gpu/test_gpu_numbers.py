@@ -31,12 +31,17 @@ TABLES = [
     "moments-frozen={batch=8, count=2}",
 ]
 EVERYTHING = [f"instruments.{table}" for table in TABLES]
-DEFICITS = ["blur", "flip", "noise", "labels", "gradient-noise"]
+
+
+def deficit(name: str) -> str:
+    return f"deficit={{name='{name}', windows=[[0, 1]]}}"
+
+
 CASES: dict[str, list[str]] = {
     "dense": ["compressor={name='dense'}", "levels={}", "policy={name='static', level='dense'}"],
     "topk, every instrument": EVERYTHING,
-    "topk in buckets": ["bucket_mb=0.01"],
-    "random-k": ["compressor={name='randomk'}"],
+    "topk in buckets, with noise": ["bucket_mb=0.01", deficit("noise")],
+    "random-k, flipped": ["compressor={name='randomk'}", deficit("flip")],
     "sign": ["compressor={name='sign'}", "levels={low='dense', high=1}", "optimizer.lr=0.01"],
     "quantise": ["compressor={name='quantise'}", "levels={low=8, high=2}", "signal='local-mean'"],
     "low-pass": ["compressor={name='low-pass'}", "levels={low=0.5, high=0.1}"],
@@ -46,15 +51,21 @@ CASES: dict[str, list[str]] = {
         "signal='movement'",
     ],
     "muon, rate by step": ["optimizer={name='muon', lr=0.02, schedule='cosine', per='step'}"],
-    "float64": ["dtype='float64'", "signal='movement/lr'"],
-    "bfloat16": ["precision='bfloat16'", "model={name='resnet8', width=4}"],
+    "float64, other labels": ["dtype='float64'", "signal='movement/lr'", deficit("labels")],
+    "bfloat16, blurred": [
+        "precision='bfloat16'",
+        "model={name='resnet8', width=4}",
+        deficit("blur"),
+    ],
     "batch growth": [
         "policy={name='static', level='low'}",
         "batch_levels={low=8, high=16}",
         "batch_policy={name='windows', windows=[[0, 1]], inside='low', outside='high'}",
     ],
-    "adaqs": ["policy={name='adaqs', levels=['low', 'high']}"],
-    **{f"deficit {name}": [f"deficit={{name='{name}', windows=[[0, 1]]}}"] for name in DEFICITS},
+    "adaqs, gradient noise": [
+        "policy={name='adaqs', levels=['low', 'high']}",
+        deficit("gradient-noise"),
+    ],
     "gpt": [
         *TEXT,
         "model={name='gpt', width=16, depth=1, heads=2}",

@@ -83,20 +83,20 @@ def test_each_process_takes_its_gpu_first_and_only_gpu_tensors_travel(
         }  # never from the CPU
 
 
-@pytest.mark.parametrize("settings", [[], ["bucket_mb=0.02"]], ids=["one bucket", "buckets"])
-@pytest.mark.parametrize(
-    ("fails", "heard"),
+@pytest.mark.parametrize(  # several buckets leave in a thread
+    ("fails", "heard", "bucket_mb"),
     [
-        ("nccl", "(NCCL timeout)"),
-        ("never", "in all_reduce (it has taken longer than 1 s)"),
-        ("memory", "OutOfMemoryError: full"),
+        ("nccl", "(NCCL timeout)", 0.02),
+        ("never", "in all_reduce (it has taken longer than 1 s)", 0.02),
+        ("never", "in all_reduce (it has taken longer than 1 s)", 25),
+        ("memory", "OutOfMemoryError: full", 25),
     ],
 )
 def test_an_error_of_nccl_is_recorded_and_nobody_is_waited_for(
-    fails: str, heard: str, settings: list[str], tmp_path: Path
+    fails: str, heard: str, bucket_mb: float, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    c = config(*settings, "timeout=1" if fails == "never" else "timeout=60")
+    c = config(f"bucket_mb={bucket_mb}", "timeout=1" if fails == "never" else "timeout=60")
     answers = group.run(jobs.trained, 2, c, 2, out, fails)
     assert any(heard in answer["heard"] for answer in answers)  # the other may lose the first one
     kind = heard if fails == "memory" else "lost contact with the others in"

@@ -17,6 +17,7 @@ from ddp_scripts.jobs import SMALL  # several buckets, rebuilt after the first s
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import weights
+from tensors import close, same
 
 import regimes
 from regimes.hook.ddp.source import _in_memory_order
@@ -64,16 +65,6 @@ SLOW = {  # mixtures of two that are tested alone
     "unused, kept in the bucket",
     "static graph, never used",
 }
-
-
-def close(mine: Any, theirs: Any, tolerance: float, case: str = "") -> None:
-    """Dictionaries of tensors (or None) are equal, relative to each tensor's largest entry."""
-    assert mine.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert (mine[name] is None) == (tensor is None), (case, name)
-        if tensor is not None:
-            scale = tensor.abs().max().clamp_min(1e-30)
-            assert ((mine[name] - tensor).abs().max() / scale) <= tolerance, (case, name)
 
 
 # -- equivalence: a simulation ---------------------------------------------------------------
@@ -177,47 +168,7 @@ def test_statistics_are_those_of_the_trainer(tmp_path: Path) -> None:
     assert known >= {"msdr", "error:low"}
 
 
-# -- conservation: what is reported is what is sent ------------------------------------------
-
-
-SENT: dict[str, tuple[Any, tuple[str, ...], tuple[int, ...]]] = {
-    "powersgd": (
-        (("one", 1), ("four", 4), ("two", 2)),
-        ("one", "four", "dense", "two"),
-        (2, 2, 1, 2),
-    ),
-    "topk": ((("some", 10), ("most", 90)), ("some", "dense", "most"), (2, 1, 2)),
-    "sign": ((("bit", 1),), ("bit", "dense"), (2, 1)),
-}
-
-
-def test_bytes_at_the_collective_are_the_bytes_reported() -> None:
-    ways = [(compressor, unused) for compressor in SENT for unused in (False, True)]
-    works = []
-    for compressor, unused in ways:
-        levels, names, _ = SENT[compressor]
-        ddp = {**SMALL, "find_unused_parameters": unused}
-        works.append((jobs.traffic, Case(ddp=ddp, compressor=compressor, levels=levels), names))
-    for way, answers in zip(ways, group.run_in_turn(2, *works), strict=True):
-        compressor, rounds = way[0], SENT[way[0]][2]
-        for steps in answers:
-            for i, step in enumerate(steps):
-                # One float64 for each bucket with a compressed layer: is the gradient finite? Of
-                # PowerSGD's what is sent anyway shows it.
-                most = 0 if compressor == "powersgd" else 8 * step["buckets"]
-                assert step["bytes"] == step["seen"], (way, i)
-                extra = step["bytes"] - step["formula"]
-                assert extra in range(min(8, most), most + 1, 8), (way, i)
-                assert step["floats"] == step["formula_floats"], (way, i)
-                calls = _most_calls(compressor, rounds[i // 3]) * step["buckets"]
-                assert step["calls"] <= calls, (way, i)
-            assert len({step["bytes"] for step in steps[-2:]}) == 1
-            assert steps[-1]["buckets"] > 2
-
-
-def _most_calls(compressor: str, rounds: int) -> int:
-    """Collectives per bucket: one per kind and round (sign's and TopK's first round has both)."""
-    return rounds if compressor == "powersgd" or rounds == 1 else rounds + 1
+# -- collectives -----------------------------------------------------------------------------
 
 
 def test_collectives_are_issued_in_one_order() -> None:
@@ -261,8 +212,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
                 assert result["scales"][jobs.BAD] < result["scales"][jobs.BAD - 1]  # and was cut
                 assert result["skipped"] == [0, 1, 0], where
                 assert result["statistics"] == theirs["statistics"], where
-                for name, tensor in theirs["weights"].items():
-                    assert torch.equal(result["weights"][name], tensor), (*where, name)
+                same(result["weights"], theirs["weights"], where)
     assert next(answers, None) is None
 
 
@@ -271,25 +221,6 @@ def test_an_epoch_of_skipped_steps_has_no_statistics() -> None:
     assert result["skipped"] == [0, 2, 0]
     assert result["statistics"] == [["norm:update"], [], ["norm:update"]]
     assert result["finite"]
-
-
-# -- state -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stops", [(3, 6), pytest.param((1, 5), marks=pytest.mark.slow)], ids=str)
-def test_resumed_is_uninterrupted(stops: tuple[int, ...]) -> None:
-    ways = [(c, n) for c in (Case(ddp=SMALL), Case(ddp={**SMALL, **VIEW}, **TOPK)) for n in stops]
-    for way, results in zip(
-        ways, group.run_in_turn(2, *((jobs.resumed, *way) for way in ways)), strict=True
-    ):
-        for result in results:
-            whole, resumed = result["whole"], result["resumed"]
-            for key in ("rows", "levels", "traffic"):
-                assert resumed[key] == whole[key], (way, key)
-            for name, tensor in whole["weights"].items():
-                assert torch.equal(resumed["weights"][name], tensor), (way, name)
-        owed = [result["residual"] for result in results]
-        assert owed[0] != owed[1]  # each process owes something else
 
 
 def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
@@ -304,55 +235,6 @@ def test_a_policy_hears_of_a_decay_before_the_epoch_that_trains_at_it() -> None:
 
 
 # -- what it says ----------------------------------------------------------------------------
-
-
-def test_bad_input_gets_one_sentence() -> None:
-    heard = group.run(jobs.bad_input, 1)[0]
-    expected = {
-        "not wrapped": "needs a DistributedDataParallel model, got Linear: wrap it first",
-        "twice": "has a communication hook already",
-        "policy name": "did you mean 'accordion'",
-        "policy object": "policy = 3: expected a name, a table",
-        "policy level": "asks for level 'medium', and levels has only low, high",
-        "policy data": "'fisher_trace': expected norm, noise_scale, diversity, msdr, "
-        "error, residual or cosine in",
-        "compressor name": "did you mean 'powersgd'",
-        "compressor object": "expected a name, a table with a name, or a Compressor",
-        "level": "level of PowerSGD = 0: expected a rank",
-        "level dense": '"dense" is always known',
-        "levels swapped": "levels.low = 1 sends less than levels.high = 4",
-        "signal": "did you mean 'update'",
-        "complex": "'weight' is of type torch.complex64: expected float32, float64, bfloat16 or",
-        "sparse": "build it with sparse=False",
-        "no backward": "epoch_end: no gradient has been reduced since the epoch began",
-        "rate": "lr = -1.0: expected a number from zero up",
-        "rate of truth": "lr = True: expected a number from zero up",
-        "state of others": "saved by process 2 of 4, this is process 0 of 1",
-        "state of a model": "layer 'head.weight' has shape [7, 24] in the state and shape [5, 24]",
-        "state of a compressor": "it was saved with compressor TopK(), this hook has PowerSGD(",
-        "state of levels": "it uses level 'medium', this hook's levels are: low, high",
-        "state of a policy": "saved with a policy that reads other statistics",
-        "no state": "it was not returned by hook.state_dict()",
-    }
-    assert heard.keys() == expected.keys()
-    for name, words in expected.items():
-        assert heard[name].startswith("ConfigError: "), name
-        assert words in heard[name], name
-        assert "\n" not in heard[name], name
-
-
-DIFFERENT = {
-    "levels": "process 1 has levels.low = 3, process 0 has levels.low = 2",
-    "static graph": "process 1 has lr.0 = 0.1, process 0 has lr.0 = 0.05",
-    "state": "load_state_dict()",
-}
-
-
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_processes_that_differ_are_reported(what: str) -> None:
-    for heard in group.run(jobs.disagreement, 2, what):
-        assert heard.startswith("ConfigError: process ")
-        assert DIFFERENT[what] in heard
 
 
 def test_a_lost_process_ends_the_others() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from ddp_scripts import group, jobs
+from tensors import alike
 
 import regimes
 from regimes.records import read_lines
@@ -34,17 +35,8 @@ def same_end(a: Path, b: Path, processes: int = 4) -> None:
         for saved in (ours, theirs):
             del saved["hook"]["seconds"], saved["hook"]["logged"]
             saved["hook"]["recorded"].pop("folder", None)  # process 0 names it
-        assert flat(ours) == flat(theirs)
+        assert alike(ours, theirs)
     assert read_lines(a / "record" / "epochs.jsonl") == read_lines(b / "record" / "epochs.jsonl")
-
-
-def flat(value: object) -> object:
-    """Plain types all the way down, so that == compares every bit."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {k: flat(v) for k, v in value.items()}
-    return [flat(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +81,8 @@ def test_killed_and_started_again_it_ends_the_same(
 def test_torchrun_restarts_a_killed_worker(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     """The same script under torchrun's elastic agent: nobody starts it again by hand."""
     torchrun = Path(sys.executable).with_name("torchrun")
-    command = [
-        torchrun,
-        "--standalone",
-        "--nproc-per-node",
-        "4",
-        "--max-restarts",
-        "1",
-        jobs.EXAMPLE,
-        *words(tmp_path),
-    ]
+    given = ["--standalone", "--nproc-per-node", "4", "--max-restarts", "1"]
+    command = [torchrun, *given, jobs.EXAMPLE, *words(tmp_path)]
     env = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",

@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from configs import smoke
 from ddp_scripts import group, recorded
+from ddp_scripts.cases import Case
 from runs import rows
+from tensors import same
 
 import regimes
 from regimes.compression import make_compressor
@@ -62,8 +63,7 @@ def test_units_that_end_by_themselves(signal: str, tmp_path: Path) -> None:
         for name, other in found.items():
             assert other["rows"] == whole["rows"], name
             assert other["levels"] == whole["levels"], name
-            for key, tensor in whole["weights"].items():
-                assert torch.equal(other["weights"][key], tensor), (name, key)
+            same(other["weights"], whole["weights"], name)
     assert rows(tmp_path / "every") == rows(tmp_path / "sampler") == rows(tmp_path / "by hand")
     assert not (tmp_path / "no record").exists()
 
@@ -118,18 +118,28 @@ def test_states_of_a_recorded_job_do_not_grow(tmp_path: Path) -> None:
         assert right == (True, True)
 
 
-@pytest.mark.parametrize("stop", [recorded.STEPS, 4, 2 * recorded.STEPS])
-def test_a_continued_record_is_an_unbroken_one(stop: int, tmp_path: Path) -> None:
-    """From a state at a unit's end, and from one in its middle."""
-    for found in group.run(recorded.resumed, 2, tmp_path, stop):
-        for key, tensor in found["whole"]["weights"].items():
-            assert torch.equal(found["cut"]["weights"][key], tensor), key
-        assert found["cut"]["levels"] == found["whole"]["levels"]
-    whole, cut = rows(tmp_path / "whole"), rows(tmp_path / "cut")
-    assert len(cut) == recorded.UNITS
-    assert cut == whole
-    events = [e["event"] for e in read_lines(tmp_path / "cut" / "events.jsonl")]
-    assert events == ["start", "resume", "end"]
+def test_a_continued_job_and_its_record_are_unbroken_ones(tmp_path: Path) -> None:
+    """From a state at a unit's end, and from one in its middle, in which each process owes what is
+    its own."""
+    buckets = {"bucket_cap_mb": 0.004, "gradient_as_bucket_view": True}
+    topk = Case(ddp=buckets, compressor="topk", levels=(("low", 40), ("high", 5)))
+    ways = [(recorded.CASE, recorded.STEPS), (topk, 4), (recorded.CASE, 2 * recorded.STEPS)]
+    works = ((recorded.resumed, tmp_path / str(stop), *way) for way in ways for stop in way[1:])
+    for (_, stop), answers in zip(ways, group.run_in_turn(2, *works), strict=True):
+        for found in answers:
+            same(found["cut"]["weights"], found["whole"]["weights"])
+            for key in ("levels", "traffic", "owed"):
+                assert found["cut"][key] == found["whole"][key], (stop, key)
+            for mine, row in zip(found["cut"]["rows"], found["whole"]["rows"], strict=True):
+                assert (
+                    mine | {"train_loss": row["train_loss"]} == row
+                )  # the record has what is lost
+        assert answers[0]["cut"]["owed"] != answers[1]["cut"]["owed"]
+        folder = tmp_path / str(stop)
+        assert rows(folder / "cut") == rows(folder / "whole")
+        assert len(rows(folder / "cut")) == recorded.UNITS
+        events = [e["event"] for e in read_lines(folder / "cut" / "events.jsonl")]
+        assert events == ["start", "resume", "end"]
 
 
 def test_a_hook_that_is_let_go_of_ends_its_record(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ddp_scripts import cases, group, state_jobs
 from ddp_scripts.state_jobs import RESIDUAL
 from hypothesis import given
 from hypothesis import strategies as st
+from tensors import alike
 from torch import Tensor
 
 from regimes.base.config import DENSE
@@ -29,22 +30,6 @@ from regimes.job.fit_state import LayerMatch, list_names
 from regimes.job.move_residuals import residual_of
 
 LEVELS = dict(cases.Case().levels)
-
-
-def same(ours: Any, theirs: Any) -> None:
-    """Bit for bit, in tensors and plain types."""
-    assert type(ours) is type(theirs)
-    if isinstance(ours, Tensor):
-        assert torch.equal(ours, theirs)
-    elif isinstance(ours, dict):
-        assert list(ours) == list(theirs)
-        for name, value in ours.items():
-            same(value, theirs[name])
-    elif isinstance(ours, list):
-        for a, b in zip(ours, theirs, strict=True):
-            same(a, b)
-    else:
-        assert ours == theirs
 
 
 # -- the number of processes -----------------------------------------------------------------
@@ -122,8 +107,8 @@ def test_on_another_number_of_processes_nothing_owed_is_lost(
             assert (stage[0]["updates"][0][name] - update).abs().max() <= 1e-12 * scale, name
         for process in stage:
             for key in ("layers", "rows", "steps", "total", "lr"):
-                same(process["loaded"][key], saved[key])
-            same(process["loaded"]["parts"][0]["traffic"], saved["parts"][0]["traffic"])
+                assert alike(process["loaded"][key], saved[key])
+            assert alike(process["loaded"]["parts"][0]["traffic"], saved["parts"][0]["traffic"])
 
 
 def test_an_epoch_goes_on_on_another_number_of_processes(tmp_path: Path) -> None:
@@ -144,14 +129,14 @@ def test_on_the_same_number_it_is_each_ones_own_state() -> None:
     results = group.run(state_jobs.same_number, 2)
     for result in results:
         own, (from_own, from_full) = result["own"], result["loaded"]
-        same(from_own, own)
-        same(from_full, own)
-        same(result["after"][1], result["after"][2])
+        assert alike(from_own, own)
+        assert alike(from_full, own)
+        assert alike(result["after"][1], result["after"][2])
         for ours, theirs in zip(result["after"][0], result["after"][1], strict=True):
             for name, gradient in ours.items():  # scales are powers of two
                 assert torch.equal(gradient, theirs[name]), name
-        same(result["rows"][1], result["rows"][0])
-        same(result["rows"][2], result["rows"][0])
+        assert alike(result["rows"][1], result["rows"][0])
+        assert alike(result["rows"][2], result["rows"][0])
     a, b = (states.owed(result["own"])[RESIDUAL] for result in results)
     assert not torch.equal(a, b)
     assert results[0]["refused"] == (
@@ -203,7 +188,7 @@ def test_a_unit_that_is_due_ends_before_it_is_saved() -> None:
         assert found["units"] == 1
         whole, continued = found["rows"]
         assert len(whole) == 2
-        same(continued, whole)
+        assert alike(continued, whole)
 
 
 # -- the model's layers ----------------------------------------------------------------------
@@ -274,11 +259,11 @@ def test_a_compiled_model_has_the_same_names_and_numbers() -> None:
     plain, whole, part, wrapped = result["names"]
     assert whole == part == plain
     assert wrapped == [f"module.{name}" for name in plain]  # the user's own name
-    same(result["before"][1], result["before"][0])
-    same(result["before"][2], result["before"][0])
+    assert alike(result["before"][1], result["before"][0])
+    assert alike(result["before"][2], result["before"][0])
     assert any(not torch.equal(*x) for x in zip(*result["before"][::3], strict=True))  # by the name
-    same(result["after"][1], result["after"][0])
-    same(result["after"][2], result["after"][0])
+    assert alike(result["after"][1], result["after"][0])
+    assert alike(result["after"][2], result["after"][0])
     assert result["news"] == []
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_scripts import group
+from ddp_scripts.jobs import Gate
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -231,23 +232,7 @@ def test_buckets_are_those_of_ddp() -> None:
 # -- it does overlap -------------------------------------------------------------------------
 
 
-class Gate(torch.autograd.Function):
-    """Backward passes only when ``reduced`` is set."""
-
-    reduced = threading.Event()
-    passed = False
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        Gate.passed = Gate.reduced.wait(20)
-        return grad
-
-
-def gated(rank: int) -> bool:
+def gated(rank: int) -> list[bool]:
     """Did a bucket's reduction end while backward still had layers to do?"""
     e = training_step(Case(), ProcessWorld(2, torch.device("cpu")), BUCKET)
     assert e.exchange.background is not None
@@ -258,11 +243,11 @@ def gated(rank: int) -> bool:
     x, y = batch(0, e.exchange.world)
     e.take(x, y, 0, ["dense"] * len(e.gradients.parameters), clock.Clock(x.device))
     e.exchange.close()
-    return Gate.passed
+    return [*Gate.passed]
 
 
 def test_reduction_goes_on_during_backward() -> None:
-    assert group.run(gated, 2) == [True, True]
+    assert group.run(gated, 2) == [[True], [True]]
 
 
 # -- gradients that are not finite -----------------------------------------------------------

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from configs import smoke_constant_rate as config
-from runs import break_off, rows, same_bits
+from runs import break_off, rows, same_bits, wait
 
 import regimes
 from regimes.base.config import RunConfig, override, to_toml
@@ -37,17 +37,17 @@ BATCHES = (
 def start(c: RunConfig, out: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     toml = out.with_suffix(".toml")
     toml.write_text(to_toml(c))
-    command = [sys.executable, "-m", "regimes", "run", str(toml), "--out", str(out), "--quiet"]
+    return python(f"-m regimes run {toml} --out {out} --quiet {' '.join(words)}", **env)
+
+
+def python(words: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, *words], stderr=subprocess.PIPE, text=True, env={**ONE, **env}
+        [sys.executable, *words.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ONE, **env},
     )
-
-
-def wait(until: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def children(pid: int) -> list[int]:
@@ -139,30 +139,12 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     _, stderr = whole.communicate(timeout=120)
     assert whole.returncode == 0, stderr
     (tmp_path / "c.toml").write_text(to_toml(c))
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "--local-addr",
-        "127.0.0.1",
-        "-m",
-        "regimes",
-        "run",
-        str(tmp_path / "c.toml"),
-        "--out",
-        str(out),
-        "--quiet",
-    ]
-    env = {**ONE, "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    process = python(
+        "-m torch.distributed.run --nproc-per-node 2 --max-restarts 2 --rdzv-backend c10d"
+        " --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+        f" -m regimes run {tmp_path}/c.toml --out {out} --quiet",
+        GLOO_SOCKET_IFNAME="lo",
+    )
     wait(lambda: len(rows(out)) >= 3, 90)
     os.kill(children(process.pid)[-1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=180)
@@ -395,56 +377,25 @@ def test_no_pickle_of_a_users_folder_is_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_ablation_through_submitit(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs the extra cluster")
-    words = [
-        "ablate",
-        "smoke",
-        "--seeds",
-        "1",
-        "--schedules",
-        "low",
-        "--schedules",
-        "high",
-        "--executor",
-        "local",
-        "--option",
-        "timeout_min=5",
-        "--out",
-        str(tmp_path / "runs"),
-        "--set",
-        "epochs=2",
-        "--set",
-        "data.train_size=100",
-    ]
-    command = [sys.executable, "-m", "regimes", *words]
-    done = subprocess.run(command, env=ONE, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "[2/2]" in done.stdout
+    words = "-m regimes ablate smoke --seeds 1 --schedules low --schedules high --executor local"
+    words += " --option timeout_min=5 --set epochs=2 --set data.train_size=100 --out "
+    done = python(f"{words}{tmp_path}/runs")
+    said, errors = done.communicate()
+    assert done.returncode == 0, errors
+    assert "[2/2]" in said
     assert {r.name for r in regimes.load_all(tmp_path / "runs")} == {"low", "high"}
-    again = subprocess.run(command, env=ONE, capture_output=True, text=True, check=False)
-    assert "2 already finished" in " ".join(again.stdout.split())
-    bad = [*command, "--out", str(tmp_path / "other"), "--option", "nonsense_min=5"]
-    refused = subprocess.run(bad, env=ONE, capture_output=True, text=True, check=False)
+    again, _ = python(f"{words}{tmp_path}/runs").communicate()
+    assert "2 already finished" in " ".join(again.split())
+    refused = python(f"{words}{tmp_path}/other --option nonsense_min=5")
+    _, errors = refused.communicate()
     assert refused.returncode == 2
-    assert "--executor local cannot be used" in refused.stderr
+    assert "--executor local cannot be used" in errors
 
 
 @pytest.mark.slow
 def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
     """Not only the cell that is being trained."""
-    command = [
-        sys.executable,
-        "-m",
-        "regimes",
-        "ablate",
-        "smoke",
-        "--seeds",
-        "2",
-        "--schedules",
-        "low",
-        "--out",
-        str(tmp_path / "runs"),
-    ]
-    process = subprocess.Popen(command, env=ONE, stderr=subprocess.PIPE, text=True)
+    process = python(f"-m regimes ablate smoke --seeds 2 --schedules low --out {tmp_path}/runs")
     wait(lambda: rows(tmp_path / "runs/low/seed-0"))
     process.terminate()
     _, stderr = process.communicate(timeout=60)
@@ -456,56 +407,20 @@ def test_sigterm_ends_a_whole_ablation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [
-            "ablate",
-            "smoke",
-            "--seeds",
-            "3",
-            "--schedules",
-            "low",
-            "--schedules",
-            "high",
-            "--jobs",
-            "2",
-        ],
-        [
-            "tune",
-            "smoke",
-            "--seeds",
-            "2",
-            "--schedules",
-            "low",
-            "--values",
-            "optimizer.lr=0.1,0.2",
-            "--set",
-            "data.validation_size=50",
-            "--jobs",
-            "2",
-        ],
-        [
-            "ablate",
-            "smoke",
-            "--seeds",
-            "2",
-            "--schedules",
-            "low",
-            "--executor",
-            "local",
-            "--option",
-            "timeout_min=5",
-        ],
+        "ablate smoke --seeds 3 --schedules low --schedules high --jobs 2",
+        "tune smoke --seeds 2 --schedules low --values optimizer.lr=0.1,0.2 --jobs 2"
+        " --set data.validation_size=50",
+        "ablate smoke --seeds 2 --schedules low --executor local --option timeout_min=5",
     ],
     ids=["ablate", "tune", "executor"],
 )
-def test_sigterm_lets_runs_under_way_finish_their_epochs(words: list[str], tmp_path: Path) -> None:
+def test_sigterm_lets_runs_under_way_finish_their_epochs(words: str, tmp_path: Path) -> None:
     """No other run begins, no process is left, and the same command goes on."""
     if "--executor" in words:
         pytest.importorskip("submitit", reason="needs the extra cluster")
-    sizes = ["--set", "data.train_size=100", "--set", "data.test_size=50"]
-    command = [sys.executable, "-m", "regimes", *words, *sizes, "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE, text=True
-    )
+    sizes = "--set data.train_size=100 --set data.test_size=50 --set epochs=2000"
+    command = f"-m regimes {words} {sizes} --out {tmp_path}"
+    process = python(command)
     wait(lambda: len([f for f in tmp_path.rglob("epochs.jsonl") if rows(f.parent)]) == 2)
     ours = _family(process.pid)
     process.terminate()
@@ -520,9 +435,7 @@ def test_sigterm_lets_runs_under_way_finish_their_epochs(words: list[str], tmp_p
         assert found is not None
         assert found[0] == len(rows(folder))
     wait(lambda: not any(map(_alive, ours)), 20)
-    again = subprocess.Popen(
-        [*command, "--set", "epochs=2000"], env=ONE, stderr=subprocess.PIPE, text=True
-    )
+    again = python(command)
     done = {folder: len(rows(folder)) for folder in begun}
     wait(lambda: all(len(rows(folder)) > done[folder] for folder in begun))
     again.terminate()
@@ -539,17 +452,11 @@ def _family(pid: int) -> set[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="processes outlive their parent elsewhere")
 def test_the_runs_of_a_killed_ablation_end_with_it(tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    words = [sys.executable, "-m", "regimes", "ablate", "smoke", "--jobs", "2", "--out", str(out)]
-    parent = subprocess.Popen(words, env=ONE, stdout=subprocess.DEVNULL)
-    while not list(out.rglob("epochs.jsonl")):
-        assert parent.poll() is None
-        time.sleep(0.05)
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-    trained = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    parent = python(f"-m regimes ablate smoke --jobs 2 --out {out}")
+    wait(lambda: bool(list(out.rglob("epochs.jsonl"))), 120)
+    below = [Path(f"/proc/{pid}/cmdline") for pid in children(parent.pid)]
+    trained = [place for place in below if b"spawn_main" in place.read_bytes()]
     parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 10
-    while left := [c for c in trained if Path(f"/proc/{c}/cmdline").exists()]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.05)
+    parent.communicate()
+    wait(lambda: not any(place.exists() for place in trained), 10)
     assert trained

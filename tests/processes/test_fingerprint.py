@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -81,8 +80,7 @@ def test_who_differs_is_named() -> None:
 
 def nudged(rank: int, c: RunConfig, out: Path, place: str) -> str:
     """A run in which process 1 nudges one weight by one unit in the last place, in epoch 1."""
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ.update(ranks, REGIMES_RENDEZVOUS=place)
+    group.launch(rank, 2, place)
     dist.destroy_process_group()
     train = loop._train_steps
 

@@ -3,21 +3,168 @@ simulated workers of known gradients."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from ddp_scripts import fsdp, fsdp_whole, group
-from ddp_scripts.fsdp import Case
+from ddp_scripts import fsdp, group
+from ddp_scripts.fsdp import EVERY, STEPS, Case
 from leveled import leveled
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
 
 import regimes
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
+
+
+def beside_ddp(
+    rank: int, ranks: int, cases: Sequence[Case]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What one process has in the end, case by case: of FSDP2, and of DDP."""
+    mesh, found = fsdp.flat_mesh(ranks), []
+    for case in cases:
+        measured: dict[str, Any] = {"instruments": {"residual", "cosine"}} if case.measured else {}
+        net = fsdp.shard(fsdp.build(case), case, mesh)
+        optimizer = fsdp.optimiser(net, case)
+        hook = fsdp.attach(net, case, mesh, optimizer, **measured)
+        fsdp.train(net, optimizer, case, rank)
+        ours = outcome(hook, net)
+        plain = fsdp.build(case)
+        wrapped = DistributedDataParallel(plain, find_unused_parameters=True)
+        optimizer = fsdp.optimiser(plain, case)
+        words = {"optimizer": optimizer, "every": EVERY, "seed": 7, "policy": case.policy}
+        hook = regimes.attach(wrapped, **words, **case.exchange, **measured)
+        train_ddp(wrapped, optimizer, case, rank, ranks)
+        found.append((ours, outcome(hook, plain)))
+    return found
+
+
+def train_ddp(wrapped: Any, optimizer: Any, case: Case, rank: int, ranks: int) -> None:
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(case.accumulate):
+            last = part == case.accumulate - 1
+            with contextlib.nullcontext() if last else wrapped.no_sync():
+                fsdp.loss_of(wrapped, case, step, part, rank).backward()
+        for p in wrapped.parameters():
+            if case.factor is not None and p.grad is not None:
+                p.grad.mul_(ranks / case.factor)  # a sum over the factor, not a mean
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(wrapped.parameters(), case.clip)
+        optimizer.step()
+
+
+def outcome(hook: Any, net: nn.Module) -> dict[str, Any]:
+    owed = fsdp.residuals(hook)
+    hook.close()
+    names = [layer.name for layer in hook.layers]
+    return {
+        "weights": fsdp.weights(net),
+        "owed": owed,
+        "levels": hook.levels,
+        "rows": [
+            {
+                "floats": dict(zip(names, row["layers"]["floats"], strict=True)),
+                "levels": dict(zip(names, row["layers"]["level"], strict=True)),
+                "statistics": {
+                    kind: dict(zip(names, values, strict=True))
+                    for kind, values in row["statistics"].items()
+                },
+                "calls": row["collectives"]["calls"],
+                "bytes": row["collectives"]["bytes"],
+                "steps": row["steps"],
+            }
+            for row in hook.rows
+        ],
+        "per_step": hook.header["per_step"],
+    }
+
+
+# -- gradients that are known ----------------------------------------------------------------------
+
+
+class Products(nn.Module):
+    """The gradient of each parameter is its input; the last ones may have none."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+
+    def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(self.weights, inputs, strict=False)
+        return torch.stack([(weight * x).sum() for weight, x in pairs]).sum()
+
+
+def given(step: int, rank: int, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def known(
+    rank: int, ranks: int, shapes: Sequence[tuple[int, ...]], steps: int, half: bool, words: Any
+) -> list[dict[str, Any]]:
+    """By step: what the processes have reduced, and what this one owes afterwards."""
+    mesh, found = fsdp.flat_mesh(ranks), list[dict[str, Any]]()
+    kind = torch.bfloat16
+    policy = MixedPrecisionPolicy(kind, reduce_dtype=kind) if half else MixedPrecisionPolicy()
+    net: Any = fully_shard(
+        Products(shapes),
+        mesh=mesh,
+        mp_policy=policy,
+        shard_placement_fn=lambda p: Shard(int(p.shape == (8, 8))),  # its columns
+    )
+    hook = regimes.attach_shards(
+        net, mesh, seed=7, record=regimes.RecordOptions(summary=False), **words
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(given(step, rank, shapes)).backward()
+        optimizer.step()
+        reduced = [fsdp.whole(p.grad).clone() for p in net.parameters()]
+        found.append({"reduced": reduced, "owed": fsdp.residuals(hook)})
+    hook.close()
+    return found
+
+
+def partly_used(
+    rank: int, ranks: int, shapes: Sequence[tuple[int, ...]], ways: Sequence[dict[str, Any]]
+) -> list[list[torch.Tensor]]:
+    """What the processes have reduced where the first alone uses the last parameter: by torch
+    alone, and then in each of some ways."""
+    mesh, found = fsdp.flat_mesh(ranks), list[list[torch.Tensor]]()
+    for words in [None, *ways]:
+        net: Any = fully_shard(Products(shapes), mesh=mesh)
+        net.set_reduce_scatter_unused_params(True)
+        hook = None
+        if words is not None:
+            options = regimes.RecordOptions(summary=False)
+            hook = regimes.attach_shards(net, mesh, seed=7, record=options, **words)
+        inputs = given(0, rank, shapes)
+        net(inputs if rank == 0 else inputs[:-1]).backward()
+        found.append([fsdp.whole(p.grad).clone() for p in net.parameters()])
+        if hook is not None:
+            hook.close()
+    return found
+
+
+def said(rank: int, ranks: int, words: dict[str, Any]) -> str:
+    """What a process says as the hook is attached."""
+    net: Any = fully_shard(Products([(8, 8), (9,)]), mesh=fsdp.flat_mesh(ranks))
+    with contextlib.redirect_stderr(io.StringIO()) as heard:
+        hook = regimes.attach_shards(net, fsdp.flat_mesh(ranks), **words)
+    hook.close()
+    return heard.getvalue()
+
 
 RANKS = {"compressor": regimes.PowerSGD(rank={"low": 4, "high": 1})}
 CASES = {
@@ -55,7 +202,7 @@ OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 11)
 @cache
 def trained(ranks: int) -> list[list[Any]]:
     """By case, the pair that each process has."""
-    return list(zip(*group.run(fsdp_whole.beside_ddp, ranks, ranks, CASES[ranks]), strict=True))
+    return list(zip(*group.run(beside_ddp, ranks, ranks, CASES[ranks]), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +245,7 @@ def simulated(ranks: int, steps: int, half: bool, words: dict[str, Any]) -> list
     layers = [Layer(f"weights.{i}", shape) for i, shape in enumerate(SHAPES)]
     reducer = Reducer(made, layers, World(ranks), 7)
     for step in range(steps):
-        every = [fsdp_whole.given(step, rank, SHAPES) for rank in range(ranks)]
+        every = [given(step, rank, SHAPES) for rank in range(ranks)]
         if half:
             every = [[x.bfloat16().float() for x in own] for own in every]
         rows = [torch.stack(x) for x in zip(*every, strict=True)]
@@ -121,7 +268,7 @@ def test_it_is_that_of_simulated_workers() -> None:
     """Rows that no number of processes divides, and fewer than processes."""
     ranks, steps = 2, 3
     ways = [(words, decay, half) for words, decay in KNOWN for half in (False, True)]
-    jobs = [(fsdp_whole.known, ranks, SHAPES, steps, half, words) for words, _, half in ways]
+    jobs = [(known, ranks, SHAPES, steps, half, words) for words, _, half in ways]
     for (words, decay, half), found in zip(ways, group.run_in_turn(ranks, *jobs), strict=True):
         check_known(found, simulated(ranks, steps, half, words), decay, half)
 
@@ -155,19 +302,19 @@ def check_known(found: list[Any], oracle: list[Any], decay: float, half: bool) -
 
 def test_process_0_says_once_what_feedback_keeps_in_memory() -> None:
     """Two residuals of 64 numbers in float32, beside a half of them; nothing without feedback."""
-    heard, nothing = group.run(fsdp_whole.said, 2, 2, {"compressor": regimes.PowerSGD(rank=1)})
+    heard, nothing = group.run(said, 2, 2, {"compressor": regimes.PowerSGD(rank=1)})
     assert heard.count("\n") == 1
     assert "keeps 512 B on each process" in heard
     assert "a shard of the matrices has 128 B" in heard
     without = {"compressor": regimes.PowerSGD(rank=1, error_feedback=False)}
-    assert [nothing, *group.run(fsdp_whole.said, 2, 2, without)] == ["", "", ""]
+    assert [nothing, *group.run(said, 2, 2, without)] == ["", "", ""]
 
 
 def test_a_parameter_that_one_process_uses_is_reduced_as_by_torch() -> None:
     """With ``set_reduce_scatter_unused_params(True)``: exactly where all is sent, in 8 bits within
     two steps of the largest magnitude."""
     ways = [{"compressor": "topk", "level": 100}, {"scatter": {"level": 8}}]
-    for torchs, whole, rounded in group.run(fsdp_whole.partly_used, 2, 2, [(8, 8), (4, 6)], ways):
+    for torchs, whole, rounded in group.run(partly_used, 2, 2, [(8, 8), (4, 6)], ways):
         for exact, all_sent, near in zip(torchs, whole, rounded, strict=True):
             torch.testing.assert_close(all_sent, exact, rtol=1e-6, atol=1e-7)
             assert (near - exact).abs().max() < 2 * exact.abs().max() / 127 * 2

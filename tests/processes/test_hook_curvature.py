@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from ddp_scripts import group
+from tensors import same
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
-from regimes.base.errors import ConfigError
 from regimes.records import read_lines
 
 UNITS, STEPS, SHARE = 3, 4, 12  # samples of a process's probe
@@ -127,8 +127,7 @@ def test_eigenvalues_are_those_of_the_whole_hessian(folder: Path) -> None:
 @pytest.mark.parametrize("view", [False, True])
 def test_instruments_leave_no_trace(view: bool, folder: Path) -> None:
     for measured, plain in zip(*jobs(folder, view), strict=True):
-        for name, tensor in plain["end"].items():
-            assert torch.equal(measured["end"][name], tensor), name
+        same(measured["end"], plain["end"])
         assert measured["draw"] == plain["draw"]
         for a, b in zip(measured["rows"], plain["rows"], strict=True):
             assert a["layers"] == b["layers"]
@@ -172,47 +171,3 @@ def by_eigenvalue(rank: int) -> list[str]:
 def test_a_policy_may_read_the_eigenvalue() -> None:
     first, second = group.run(by_eigenvalue, 2)
     assert first == second
-
-
-def refusals(rank: int) -> dict[str, str]:
-    x, y = samples(rank)
-    good = {"instruments": {"curvature": {}}, "probe": (mean_loss, {"x": x, "y": y})}
-    wrong: dict[str, dict[str, Any]] = {
-        "no probe": {**good, "probe": None},
-        "no instrument": {**good, "instruments": None},
-        "unknown": {**good, "instruments": {"curvatur": {}}},
-        "field": {**good, "instruments": {"curvature": {"larges": 1}}},
-        "images": {**good, "instruments": {"curvature": {"images": 5}}},
-        "no tensors": {**good, "probe": (mean_loss, 3)},
-        "no pair": {**good, "probe": mean_loss},
-        "shares": {**good, "probe": (mean_loss, {"x": x[: 4 + rank], "y": y[: 4 + rank]})},
-    }
-    said = {}
-    for name, arguments in wrong.items():
-        model = DistributedDataParallel(network())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        try:
-            regimes.attach(model, optimizer, **arguments)
-        except ConfigError as error:
-            said[name] = str(error)
-    return said
-
-
-SAID = {
-    "no probe": "a pair (loss, batches)",
-    "no instrument": 'a table like {"curvature": {}}',
-    "unknown": "did you mean 'curvature'",
-    "field": "larges",
-    "images": "the probe has its own batches",
-    "no tensors": "with tensors in it",
-    "no pair": "a pair (loss, batches)",
-    "shares": "probe",
-}
-
-
-def test_what_is_wrong_is_one_sentence() -> None:
-    for said in group.run(refusals, 2):
-        assert said.keys() == SAID.keys()
-        for name, part in SAID.items():
-            assert part in said[name], (name, said[name])
-            assert "\n" not in said[name]

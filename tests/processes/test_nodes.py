@@ -3,23 +3,282 @@ with a worker for each node; without compression it is that of DDP."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import itertools
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ddp_scripts import group, hsdp, nodes
+from ddp_scripts import group, hsdp
 from ddp_scripts.hsdp import Case
+from leveled import leveled
+from tensors import same
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes.base.capabilities import WHOLE_LAYERS
+from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
+from regimes.collectives.sharded_models import load_parts, save_parts
 from regimes.collectives.world import World
 from regimes.compression import make_compressor
 from regimes.compression.reducer import Reducer
+from regimes.compression.sparse import TopK
 from regimes.job.summary import job_summary
 from regimes.plotting.text import describe_run
 from regimes.records import read_lines
+
+
+def attached(
+    net: nn.Module, optimizer: Any, case: hsdp.Case, nodes: Any, folder: str | None = None
+) -> tuple[Any, Any]:
+    """The DDP model and its hook."""
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    measured = {"instruments": {"error", "residual"}, "check_every": 2} if case.measured else {}
+    hook = regimes.attach(
+        model,
+        optimizer,
+        every=hsdp.STEPS,
+        policy=case.rule or hsdp.RULE,
+        compressor=leveled(case.compressor, dict(case.levels)),
+        seed=7,
+        nodes=nodes,
+        record=regimes.RecordOptions(folder, **measured),
+    )
+    return model, hook
+
+
+def trained(rank: int, nodes: int, each: int, cases: Sequence[hsdp.Case]) -> list[dict[str, Any]]:
+    """What one process has in the end, case by case."""
+    node, rows = hsdp.place(rank, each)
+    results = []
+    for case in cases:
+        net = hsdp.build(case)
+        optimizer = hsdp.optimiser(net, case)
+        model, hook = attached(net, optimizer, case, nodes)
+        hsdp.train(model, optimizer, case, node, rows)
+        hook.close()
+        results.append(
+            {
+                "weights": hsdp.weights(net),
+                "rows": hook.rows,
+                "residuals": [state.residual for state in hook.reducer.states],
+                "sent": hook.traffic.bytes,
+            }
+        )
+    return results
+
+
+def plain(rank: int, nodes: int, each: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights at "dense" with nodes, and those of DDP."""
+    case = hsdp.Case("dense", (("low", "dense"), ("high", "dense")), side=True, clip=0.5)
+    (ours,) = trained(rank, nodes, each, [case])
+    node, rows = hsdp.place(rank, each)
+    net = hsdp.build(case)
+    model = DistributedDataParallel(net, find_unused_parameters=True)
+    hsdp.train(model, hsdp.optimiser(net, case), case, node, rows)
+    return ours["weights"], hsdp.weights(net)
+
+
+def resumed(
+    rank: int, nodes: int, each: int, case: hsdp.Case, folder: str, whole: bool
+) -> dict[str, Any]:
+    """A job that is saved at the end of a unit and within one, and goes on in a new hook."""
+    node, rows = hsdp.place(rank, each)
+    net = hsdp.build(case)
+    optimizer = hsdp.optimiser(net, case)
+    model, hook = attached(net, optimizer, case, nodes, folder)
+    for step in range(hsdp.UNITS * hsdp.STEPS):
+        if step in (2, 5):
+            saved = hook.full_state_dict() if whole else hook.state_dict()
+            del model, hook  # killed: the record is not ended
+            gc.collect()
+            model, hook = attached(net, optimizer, case, nodes, folder)
+            (hook.load_full_state_dict if whole else hook.load_state_dict)(saved)
+        optimizer.zero_grad()
+        hsdp.loss_of(model, case, step, 0, node, rows).backward()
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        optimizer.step()
+    hook.close()
+    return {"weights": hsdp.weights(net), "rows": hook.rows, "sent": hook.traffic.bytes}
+
+
+def moved(
+    rank: int,
+    nodes: int | bool,
+    case: hsdp.Case,
+    file: str,
+    load: bool,
+    folders: tuple[str, str] | None = None,
+) -> Any:
+    """One unit; the sum over layers of what is owed, before it and behind it, or what refuses to
+    go on.
+
+    Args:
+        folders: checkpoints of torch from which it goes on and that it leaves, not the file.
+    """
+    net = hsdp.build(case)
+    optimizer = hsdp.optimiser(net, case)
+    model, hook = attached(net, optimizer, case, nodes)
+
+    def owed() -> Tensor:
+        states = hook.reducer.states
+        known = [s.residual.double().sum() for s in states if s.residual is not None]
+        total = sum(known, torch.zeros((), dtype=torch.float64)) / hook.world.workers
+        torch.distributed.all_reduce(total)
+        return total
+
+    before = owed()
+    if load:
+        saved = torch.load(file, weights_only=True) if rank == 0 else None
+        try:
+            if folders is None:
+                hook.load_full_state_dict(saved)
+            else:
+                load_parts({"hook": hook.sharded_state(saved=folders[0])}, folders[0])
+        except ConfigError as error:
+            return str(error)
+        before = owed()
+    for step in range(hsdp.STEPS):
+        optimizer.zero_grad()
+        hsdp.loss_of(model, case, step, 0, rank, slice(None)).backward()
+        optimizer.step()
+    if folders is not None:
+        save_parts({"hook": hook.sharded_state()}, folders[1])
+    hook.close()
+    if (full := hook.full_state_dict()) is not None:
+        torch.save(full, file)
+    return [before, owed()]
+
+
+class Odd(nn.Module):
+    """A scalar, vectors and matrices of one, three and five rows, a convolution in another order of
+    memory, one without numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        shapes = [(), (1,), (3,), (1, 4), (3, 4), (5, 2, 3), (0, 3), (6, 2, 3, 3)]
+        self.all = nn.ParameterList(torch.randn(shape).to(dtype) for shape in shapes)
+        self.all[-1].data = self.all[-1].data.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((p * x[: max(p.numel(), 1)][: p.numel()].view(p.shape)).sum() for p in self.all)
+
+
+def odd(rank: int, nodes: int, dtype: torch.dtype, compressor: str, level: Any) -> list[Tensor]:
+    """The gradients of such a model, beside those of DDP itself."""
+    torch.manual_seed(rank)
+    x = torch.randn(128).to(dtype)
+    with_hook, alone = (DistributedDataParallel(Odd(dtype)) for _ in range(2))
+    hook = regimes.attach(
+        with_hook,
+        torch.optim.SGD(with_hook.parameters(), 0.1),
+        compressor=leveled(compressor, level),
+        every=1,
+        nodes=nodes,
+    )
+    for model in (with_hook, alone):
+        model(x).backward()
+    hook.close()
+    pairs = zip(with_hook.parameters(), alone.parameters(), strict=True)
+    return [torch.stack([p.grad, q.grad]) for p, q in pairs]
+
+
+def not_finite(rank: int, nodes: int) -> dict[str, Any]:
+    """Does every process see that one of them had a gradient that is not finite?"""
+    net = hsdp.build(hsdp.Case())
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+    model, hook = attached(net, optimizer, hsdp.Case(), nodes)
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = hsdp.loss_of(model, hsdp.Case(), step, 0, rank, slice(None))
+        (loss * (torch.nan if step == 1 and rank == 3 else 1)).backward()
+        grads = [p.grad for p in net.parameters() if p.grad is not None]
+        seen.append(all(bool(g.isfinite().all()) for g in grads))
+        if seen[-1]:
+            optimizer.step()
+    hook.close()
+    return {"seen": seen, "rows": [row["skipped"] for row in hook.rows]}
+
+
+class Whole(TopK):
+    """A compressor of somebody else's that reads whole layers."""
+
+    requires = frozenset({WHOLE_LAYERS})
+
+
+def chosen(rank: int, each: int, calls: Sequence[dict[str, Any]]) -> list[Any]:
+    """What ``attach`` makes of processes that a launcher has started on nodes of so many."""
+    os.environ.update(GROUP_RANK=str(rank // each), LOCAL_WORLD_SIZE=str(each))
+    found = []
+    for call in calls:
+        options, said = dict(call), io.StringIO()
+        if "mesh" in options:
+            mesh = init_device_mesh("cpu", options.pop("mesh"), mesh_dim_names=("node", "device"))
+            options["nodes"] = mesh["node"]
+        name, level = options.pop("compressor"), options.pop("level")
+        chosen = leveled(Whole() if name == "whole" else name, level)
+        model = DistributedDataParallel(nn.Linear(8, 8).double())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with contextlib.redirect_stderr(said):
+            try:
+                hook = regimes.attach(model, optimizer, compressor=chosen, every=1, **options)
+            except ConfigError as error:
+                found.append(str(error))
+                continue
+        model(torch.randn(2, 8).double()).sum().backward()
+        hook.close()
+        header = hook.header
+        found.append(
+            {
+                "world": header["world"],
+                "nodes": header["config"].get("nodes"),
+                "said": said.getvalue(),
+            }
+        )
+    return found
+
+
+class Mixture(nn.Module):
+    """Five experts, which no two devices share evenly, and a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.experts = nn.Parameter(torch.randn(5, 12, 18, dtype=torch.float64))
+        self.other = nn.Parameter(torch.randn(7, 8, dtype=torch.float64))
+
+    def forward(self, rank: int, step: int) -> Tensor:
+        draw = torch.Generator().manual_seed(10 * step + rank)
+        parts = [torch.randn(p.shape, generator=draw, dtype=p.dtype) for p in self.parameters()]
+        return sum((p * x).sum() for p, x in zip(self.parameters(), parts, strict=True))
+
+
+def mixed(rank: int, compressor: str, steps: int) -> list[list[Tensor]]:
+    """The gradients of each step, on two nodes of two."""
+    model = DistributedDataParallel(Mixture())
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    chosen = leveled(compressor, 1)
+    hook = regimes.attach(model, optimizer, compressor=chosen, every=steps, nodes=2, seed=3)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(rank, step).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        optimizer.step()
+    hook.close()
+    return found
+
 
 TOPK = (("low", 40), ("high", 5))
 CASES = [
@@ -37,7 +296,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize(("count", "each"), [(2, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_nodes_train_as_a_simulation_with_a_worker_for_each(count: int, each: int) -> None:
-    found = group.run(nodes.trained, count * each, count, each, CASES)
+    found = group.run(trained, count * each, count, each, CASES)
     for i, case in enumerate(CASES):
         oracle = hsdp.simulated(count, each, case)
         for rank, results in enumerate(found):
@@ -57,7 +316,7 @@ def test_nodes_train_as_a_simulation_with_a_worker_for_each(count: int, each: in
 
 
 def test_at_dense_the_weights_are_those_of_ddp() -> None:
-    for ours, theirs in group.run(nodes.plain, 4, 2, 2):
+    for ours, theirs in group.run(plain, 4, 2, 2):
         for name, tensor in theirs.items():
             assert close(ours[name], tensor), name
 
@@ -65,7 +324,7 @@ def test_at_dense_the_weights_are_those_of_ddp() -> None:
 def test_layers_of_any_shape_and_type_are_divided_and_joined() -> None:
     kinds = {torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 2e-2}
     pressed = (("dense", "dense"), ("powersgd", 64))
-    ways = [(nodes.odd, 2, dtype, *named) for dtype in kinds for named in pressed]
+    ways = [(odd, 2, dtype, *named) for dtype in kinds for named in pressed]
     for way, answers in zip(ways, group.run_in_turn(4, *ways), strict=True):
         limit = kinds[way[2]]
         for ours, theirs in itertools.chain(*answers):
@@ -76,17 +335,13 @@ def test_layers_of_any_shape_and_type_are_divided_and_joined() -> None:
 def test_a_job_that_was_killed_ends_in_the_same_bits(tmp_path: Path) -> None:
     """From the states of its processes, and from one of all."""
     run, topk, by_turns = tmp_path / "run", Case("topk", TOPK), Case("acp-sgd")
-    ways = [(Case(), False), (Case(), True), (topk, True), (by_turns, False)]
-    jobs = [
-        (nodes.resumed, 2, 2, case, str(run / str(i)), whole)
-        for i, (case, whole) in enumerate(ways)
-    ]
-    *killed, straight = group.run_in_turn(4, *jobs, (nodes.trained, 2, 2, [Case(), topk, by_turns]))
+    ways = [(Case(), False), (topk, True), (by_turns, False)]
+    jobs = [(resumed, 2, 2, case, str(run / str(i)), whole) for i, (case, whole) in enumerate(ways)]
+    *killed, straight = group.run_in_turn(4, *jobs, (trained, 2, 2, [Case(), topk, by_turns]))
     for (case, _), parts in zip(ways, killed, strict=True):
         for part, results in zip(parts, straight, strict=True):
             alone = results[[Case(), topk, by_turns].index(case)]
-            for name, tensor in alone["weights"].items():
-                assert torch.equal(part["weights"][name], tensor), (case, name)
+            same(part["weights"], alone["weights"], case)
             for key in ("bytes", "floats", "layers"):
                 assert [row[key] for row in part["rows"]] == [row[key] for row in alone["rows"]]
             assert part["sent"] == alone["sent"]
@@ -103,11 +358,9 @@ def test_another_number_of_nodes_and_devices_goes_on_with_what_was_owed(tmp_path
     """By a state of all processes, and by checkpoints of torch."""
     file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
     before: list[torch.Tensor] = []
-    for i, (nodes_now, processes) in enumerate(((2, 4), (2, 6), (3, 6))):
+    for i, (nodes_now, processes) in enumerate(((2, 6), (3, 6))):
         folders = str(tmp_path / f"{i}"), str(tmp_path / f"{i + 1}")
-        ways = [
-            (nodes.moved, nodes_now, case, file, i > 0, *by_torch) for by_torch in ((), (folders,))
-        ]
+        ways = [(moved, nodes_now, case, file, i > 0, *by_torch) for by_torch in ((), (folders,))]
         found = [results[0] for results in group.run_in_turn(processes, *ways)]
         for (begin, _), owed in zip(found, before, strict=False):
             assert torch.allclose(begin, owed, rtol=1e-12)
@@ -119,8 +372,7 @@ def test_a_state_of_workers_of_another_kind_is_refused_with_the_argument_that_ke
 ) -> None:
     file, case = str(tmp_path / "full.pt"), Case(levels=(("low", 1), ("high", 1)))
     ways = [
-        (nodes.moved, here, case, file, load)
-        for here, load in ((False, 0), (2, 1), (2, 0), (False, 1))
+        (moved, here, case, file, load) for here, load in ((False, 0), (2, 1), (2, 0), (False, 1))
     ]
     _, first, _, second = group.run_in_turn(4, *ways)
     for found, says in ((first, "nodes=False"), (second, "nodes=2")):
@@ -130,7 +382,7 @@ def test_a_state_of_workers_of_another_kind_is_refused_with_the_argument_that_ke
 
 
 def test_every_process_sees_a_gradient_that_is_not_finite() -> None:
-    for found in group.run(nodes.not_finite, 4, 2):
+    for found in group.run(not_finite, 4, 2):
         assert found == {"seen": [True, False, True], "rows": [1, 0]}
 
 
@@ -154,7 +406,7 @@ CALLS: list[tuple[dict[str, Any], Any]] = [
 
 
 def test_a_worker_is_a_node_where_that_sends_less_and_the_record_says_so() -> None:
-    for rank, found in enumerate(group.run(nodes.chosen, 4, 2, [call for call, _ in CALLS])):
+    for rank, found in enumerate(group.run(chosen, 4, 2, [call for call, _ in CALLS])):
         for (call, expected), got in zip(CALLS, found, strict=True):
             if isinstance(expected, str):
                 assert isinstance(got, str), (call, got)
@@ -170,13 +422,13 @@ def test_a_worker_is_a_node_where_that_sends_less_and_the_record_says_so() -> No
 
 def test_experts_are_divided_among_devices_and_each_has_factors_of_its_own() -> None:
     steps, layers = 3, [Layer("experts", (5, 12, 18)), Layer("other", (7, 8))]
-    results = group.run(nodes.mixed, 4, "powersgd", steps)
+    results = group.run(mixed, 4, "powersgd", steps)
     reducer = Reducer(make_compressor({"name": "powersgd"}), layers, World(2), seed=3)
     reducer.world.meter.dtype = torch.float64
     for step in range(steps):
         own = []  # the gradient of each process, by layer
         for rank in range(4):
-            net = nodes.Mixture()
+            net = Mixture()
             net(rank, step).backward()
             own.append([p.grad for p in net.parameters()])
         stacks = [torch.stack([(a + b) / 2, (c + d) / 2]) for a, b, c, d in zip(*own, strict=True)]

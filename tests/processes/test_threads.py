@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from runs import wait
 
 from regimes.base.errors import TrainingError
 from regimes.collectives.process_group import Group
@@ -89,10 +89,7 @@ def test_a_run_that_fails_leaves_no_thread(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("buckets", [pytest.param("bucket_mb=25", marks=SLOW), BUCKETS])
 def test_a_run_that_loses_a_process_leaves_no_thread(buckets: str, tmp_path: Path) -> None:
     run = trainer(tmp_path / "end", "epochs=500", "data.train_size=600", buckets)
-    deadline = time.monotonic() + 90
-    while len(read_lines(tmp_path / "run/epochs.jsonl")) < 2:
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+    wait(lambda: len(read_lines(tmp_path / "run/epochs.jsonl")) >= 2)
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
     _, errors = run.communicate(timeout=60)

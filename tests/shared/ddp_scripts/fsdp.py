@@ -7,8 +7,7 @@ by a plain loop over numbers.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,16 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regimes
-from regimes.base.errors import ConfigError, RegimesError
 from regimes.base.seeding import derive_seed, draw_uniform
 
 STEPS, EVERY, RATE, BATCH = 6, 2, 0.05, 8
@@ -62,11 +58,14 @@ class Case:
 
 class Net(nn.Module):
     """Two linear layers with one weight, a frozen one, a side branch; a last layer of five rows,
-    which no number of shards divides."""
+    which no number of shards divides. Smooth, because zero rows of a gradient would leave a factor
+    of ACP-SGD to rounding."""
 
-    def __init__(self) -> None:
+    def __init__(self, convolves: bool = False) -> None:
         super().__init__()
-        self.inner = nn.Linear(8, 12)
+        if convolves:
+            self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.inner = nn.Linear(64 if convolves else 8, 12)
         self.left, self.right = nn.Linear(12, 12), nn.Linear(12, 12)
         self.right.weight = self.left.weight
         self.frozen = nn.Linear(12, 12)
@@ -76,6 +75,8 @@ class Net(nn.Module):
         self.recompute = False
 
     def forward(self, x: Tensor, side: bool) -> Tensor:
+        if hasattr(self, "conv"):
+            x = torch.tanh(self.conv(x)).flatten(1)
         if self.recompute:
             x = torch.tanh(checkpoint(self.inner, x, use_reentrant=False))
         else:
@@ -94,9 +95,11 @@ def build(case: Case) -> Net:
     return net
 
 
-def batch(step: int, part: int, rank: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
+def batch(
+    step: int, part: int, rank: int, size: int = BATCH, shape: tuple[int, ...] = (8,)
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
-    x = torch.randn(size, 8, generator=generator, dtype=torch.float64)
+    x = torch.randn(size, *shape, generator=generator, dtype=torch.float64)
     return x, torch.randint(5, (size,), generator=generator)
 
 
@@ -110,7 +113,7 @@ def loss_of(net: Any, case: Case, step: int, part: int, rank: int) -> Tensor:
     return loss * len(y) / BATCH if case.divide and case.factor else loss  # a sum over samples
 
 
-def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
+def optimiser(net: nn.Module, case: Any) -> torch.optim.Optimizer:
     trained = [p for p in net.parameters() if p.requires_grad]
     if case.adamw:
         return torch.optim.AdamW(trained, lr=RATE / 10)
@@ -567,340 +570,3 @@ def vectors(rank: int, ranks: int, level: int, apart: bool, half: bool) -> list[
                 ]
         hook.close()
     return found
-
-
-# -- saved and resumed -----------------------------------------------------------------------------
-
-
-def resumed(
-    rank: int, ranks: int, case: Case, folder: str, first: int, last: int, whole_file: bool = False
-) -> dict[str, Any]:
-    """Steps ``first`` to ``last`` of the training, from a checkpoint and to another one.
-
-    Args:
-        whole_file: the hook's state is a file of each process, not a part of the checkpoint.
-    """
-    mesh = flat_mesh(ranks)
-    net = shard(build(case), case, mesh)
-    optimizer = optimiser(net, case)
-    hook = attach(net, case, mesh, optimizer)
-
-    def parts() -> dict[str, Any]:
-        model, state = get_state_dict(net, optimizer)
-        found = {"model": model, "optimizer": state}
-        return found if whole_file else found | {"hook": hook.sharded_state()}
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's, about itself
-        if first:
-            dcp.load(found := parts(), checkpoint_id=f"{folder}/{first}")
-            model, state = found["model"], found["optimizer"]
-            set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=state)
-            if whole_file:
-                hook.load_state_dict(torch.load(f"{folder}/hook{rank}", weights_only=True))
-        train(net, optimizer, case, rank, range(first, last))
-        if folder:
-            dcp.save(parts(), checkpoint_id=f"{folder}/{last}")
-            if whole_file:
-                torch.save(hook.state_dict(), f"{folder}/hook{rank}")
-    hook.close()
-    return {"weights": weights(net), "rows": hook.rows, "traffic": hook.traffic.bytes}
-
-
-def three_parts(rank: int, ranks: int, case: Case, folder: str, whole: bool) -> list[Any]:
-    """All steps, and the same in two parts."""
-    return [
-        resumed(rank, ranks, case, "", 0, STEPS),
-        resumed(rank, ranks, case, folder, 0, 3, whole),
-        resumed(rank, ranks, case, folder, 3, STEPS, whole),
-    ]
-
-
-# -- wrong use -------------------------------------------------------------------------------------
-
-
-def the_same_mesh_twice(mesh: DeviceMesh) -> None:
-    net = fully_shard(Net(), mesh=mesh)
-    regimes.attach_replicas(net, mesh, compressor="powersgd", scatter={"level": 4})
-
-
-def replica(mesh: DeviceMesh, **options: Any) -> None:
-    """A model that is divided among the processes of one replica."""
-    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
-    net = fully_shard(Net(), mesh=both["shard"])
-    more = {"scatter": {"level": 8}} | options
-    regimes.attach_replicas(net, both["replicate"], timeout=20.0, **more)
-
-
-def levels_within(mesh: DeviceMesh) -> None:
-    replica(mesh, scatter={"levels": {"low": 8, "high": 4}})
-
-
-def feedback_within(mesh: DeviceMesh) -> None:
-    replica(mesh, scatter={"level": 8, "stochastic": False, "error_feedback": True})
-
-
-def feedback_of_the_owner(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "error_feedback": "owner"})
-
-
-def memory_without_feedback(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "residual_bits": 8})
-
-
-def few_bits(mesh: DeviceMesh) -> None:
-    table = {"level": 4, "error_feedback": True, "stochastic": False, "residual_bits": 4}
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=table)
-
-
-def another_compressor(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"name": "powersgd", "level": 4})
-
-
-def mesh_of_a_parameter(mesh: DeviceMesh) -> None:
-    """torch from 2.12 on: some parameters of a module on a mesh of their own."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
-
-    if not hasattr(common, "ShardPlacementResult"):
-        raise ConfigError("those of the mesh: use one for all modules, and give")
-    both = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("here", "there"))
-    net, other = Net(), common.FSDPMeshInfo(both["there"], shard_mesh_dim=0)
-
-    def place(parameter: nn.Parameter) -> Any:
-        apart = parameter is net.inner.weight
-        return common.ShardPlacementResult(Shard(0), other) if apart else None
-
-    hook(fully_shard(net, mesh=mesh, shard_placement_fn=place), mesh)
-
-
-def copies(mesh: DeviceMesh) -> None:
-    from torch.distributed._composable.replicate_with_fsdp import replicate
-
-    hook(replicate(Net(), mesh=mesh), mesh)
-
-
-def plain_model(mesh: DeviceMesh) -> None:
-    hook(Net(), mesh)
-
-
-def blocks_only(mesh: DeviceMesh) -> None:
-    net = Net()
-    fully_shard(net.inner, mesh=mesh)
-    hook(net, mesh)
-
-
-def two_dimensions(mesh: DeviceMesh) -> None:
-    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
-    hook(fully_shard(Net(), mesh=both), mesh)
-
-
-def a_mesh_of_two(mesh: DeviceMesh) -> None:
-    both = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("replicate", "shard"))
-    hook(fully_shard(Net(), mesh=mesh), both)
-
-
-def another_mesh(mesh: DeviceMesh) -> None:
-    both = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("here", "there"))
-    hook(fully_shard(Net(), mesh=both["there"]), mesh)
-
-
-def offloaded(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), mesh)
-
-
-def empty_blocks(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "block": 0})
-
-
-def one_level_of_two(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"levels": {"low": 8}})
-
-
-def left_out(mesh: DeviceMesh) -> None:
-    net = Net()
-    hook(fully_shard(net, mesh=mesh, ignored_params={net.inner.weight}), mesh)
-
-
-def all_frozen(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net().requires_grad_(False), mesh=mesh), mesh)
-
-
-def half_precision(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net().half(), mesh=mesh), mesh)
-
-
-def on_meta(mesh: DeviceMesh) -> None:
-    with torch.device("meta"):
-        net = Net()
-    hook(fully_shard(net, mesh=mesh), mesh)
-
-
-def twice(mesh: DeviceMesh) -> None:
-    net = fully_shard(Net(), mesh=mesh)
-    kept = hook(net, mesh)
-    assert kept is not None
-    hook(net, mesh)
-
-
-def not_alike(mesh: DeviceMesh) -> None:
-    level = 8 if mesh.get_rank() else 4
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": level})
-
-
-def gather_not_alike(mesh: DeviceMesh) -> None:
-    level = 8 if mesh.get_rank() else 4
-    hook(fully_shard(Net(), mesh=mesh), mesh, gather={"level": level})
-
-
-def another_signal(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, signal="global")
-
-
-def compressor(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, compressor="topk")
-
-
-def usual_compressor(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, compressor="powersgd")
-
-
-def scatter_by_compressor(mesh: DeviceMesh) -> None:
-    made = {"name": "quantised-scatter"}
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, compressor=made, level=8)
-
-
-def error_of_rows(mesh: DeviceMesh) -> None:
-    more = {"compressor": "powersgd", "level": 2, "instruments": {"error"}}
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, **more)
-
-
-def no_level(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"block": 32})
-
-
-def a_part(mesh: DeviceMesh, passes: int = 0) -> None:
-    """torch knows after a pass which module is the root."""
-    net: Any = Net()
-    fully_shard(net.inner, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    for _ in range(passes):
-        net(torch.zeros(1, 8), False).sum().backward()
-    hook(net.inner, mesh)
-    net(torch.zeros(1, 8), False).sum().backward()
-
-
-def a_part_that_has_run(mesh: DeviceMesh) -> None:
-    a_part(mesh, passes=1)
-
-
-def level_outside(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, level=4)
-
-
-def wrong_bits(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 3})
-
-
-def unknown_key(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter={"level": 4, "blok": 3})
-
-
-def wrong_gather(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, gather={"level": "high"})
-
-
-def policy_alone(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh, scatter=None, policy="accordion")
-
-
-def whole_state(mesh: DeviceMesh) -> None:
-    hook(fully_shard(Net(), mesh=mesh), mesh).full_state_dict()
-
-
-def of_another_process(mesh: DeviceMesh) -> None:
-    made = hook(fully_shard(Net(), mesh=mesh), mesh)
-    saved = made.state_dict()
-    saved["parts"][0]["process"] += 1
-    made.load_state_dict(saved)
-
-
-def no_shards(mesh: DeviceMesh) -> None:
-    regimes.attach(fully_shard(Net(), mesh=mesh), scatter={"level": 4})
-
-
-WRONG: dict[str, Callable[[DeviceMesh], None]] = {
-    "`replicas` must be the mesh's other dimension": the_same_mesh_twice,
-    "scatter.levels: a policy decides what goes between replicas": levels_within,
-    "scatter.error_feedback = True: expected false with replicas": feedback_within,
-    "the owner of a part sends nothing on": feedback_of_the_owner,
-    "scatter.residual_bits = 8 has no effect without error feedback": memory_without_feedback,
-    "scatter.residual_bits = 4": few_bits,
-    "scatter.name = 'powersgd': Known: quantised. A compressor of whole": another_compressor,
-    "instruments.error: expected none with shards and a compressor: each": error_of_rows,
-    "with shards and a compressor: whole gradients are exchanged": scatter_by_compressor,
-    "those of the mesh: use one for all modules, and give": mesh_of_a_parameter,
-    "has copies on all processes: attach_shards compresses": copies,
-    "attach_shards needs a model of fully_shard (FSDP2), got Net": plain_model,
-    "call fully_shard on the whole model as well": blocks_only,
-    "divided over a mesh of 2 dimensions, and attach_shards is for one": two_dimensions,
-    "mesh: got a mesh of 2 dimensions": a_mesh_of_two,
-    "is divided among other processes than those of the mesh": another_mesh,
-    "keeps its parameters on the CPU (CPUOffloadPolicy)": offloaded,
-    "scatter.block = 0: expected a whole number": empty_blocks,
-    'attach(..., scatter={"levels": {"low": 8, "high": ...}})': one_level_of_two,
-    "is whole on each process: leave no parameter to ignored_params": left_out,
-    "the model has no parameter to train": all_frozen,
-    "is of type torch.float16: the hook needs float32": half_precision,
-    "is on the device meta: attach after": on_meta,
-    "this model has a hook already": twice,
-    "process 1 has levels.constant = 8": not_alike,
-    "process 1 has shards.gather.level = 8": gather_not_alike,
-    "signal = 'global': expected update with shards": another_signal,
-    "compressor = 'topk': it exchanges whole gradients, and scatter": compressor,
-    "compressor = 'powersgd': it exchanges whole": usual_compressor,
-    'scatter: it names no level: scatter={"level": 8} for one': no_level,
-    "model: it is a part of a larger model": a_part,
-    "it is a part of a larger model that fully_shard has divided": a_part_that_has_run,
-    "level = 4: the bits of gradients are in scatter": level_outside,
-    "level of quantised-": wrong_bits,
-    "scatter.blok: did you mean 'block'?": unknown_key,
-    "gather.level = 'high': expected 4 or 8": wrong_gather,
-    "policy: it decides the levels of scatter": policy_alone,
-    "full_state_dict: this model is sharded": whole_state,
-    "of 2: every process loads its own file": of_another_process,
-    "scatter: it compresses what FSDP2 exchanges: attach_shards(model, mesh": no_shards,
-}
-if torch.__version__.startswith("2.9."):  # its `replicate` takes no mesh of one dimension
-    del WRONG["has copies on all processes: attach_shards compresses"]
-
-
-def hook(net: Any, mesh: DeviceMesh, **options: Any) -> Any:
-    more = {"scatter": {"level": 4}, "timeout": 20.0} | options
-    return regimes.attach_shards(net, mesh, **more)
-
-
-def errors(rank: int, ranks: int) -> list[str]:
-    """The sentence of each wrong use."""
-    mesh, said = flat_mesh(ranks), []
-    for wrong in WRONG.values():
-        try:
-            wrong(mesh)
-            said.append("")
-        except RegimesError as error:
-            said.append(str(error))
-    return said
-
-
-def restored(rank: int, ranks: int) -> bool:
-    """Whether ``close`` leaves torch's own collectives, so that training goes on without us, and
-    another hook may be attached."""
-    case, mesh = Case(scatter={"level": 4}, gather={"level": 4}), flat_mesh(ranks)
-    nets = [shard(build(case), case, mesh) for _ in range(2)]
-    hook = attach(nets[0], case, mesh, optimiser(nets[0], case))
-    hook.close()
-    for net in nets:
-        train(net, optimiser(net, case), case, rank)
-    same = [torch.equal(a, b) for a, b in zip(*(weights(n).values() for n in nets), strict=True)]
-    named = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # of the same processes
-    attach(nets[0], case, named, optimiser(nets[0], case)).close()
-    return all(same)

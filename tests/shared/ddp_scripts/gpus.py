@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
+from ddp_scripts.group import launch
 from gpu_steps import Steps, waiting
 from runs import wait
 from torch import Tensor
@@ -55,12 +56,7 @@ def trained(
         fails: a key of ERRORS, or "never": how the third all-reduce ends. One of NCCL fails when
             its end is asked for, not when the stream waits for it.
     """
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(count),
-        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
-    )
+    launch(rank, count, out.parent / "meet")
     with pretended.gpu(count) as diary, pytest.MonkeyPatch.context() as patch:
         calls = diary.calls
         _gloo_for_nccl(patch, calls)
@@ -85,12 +81,7 @@ def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int
     Args:
         put: put a wait into the thread that reduces buckets.
     """
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
-    )
+    launch(rank, 2, out.parent / "meet")
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         if put:
@@ -116,11 +107,9 @@ def counted(rank: int, config: RunConfig, out: Path, put: bool) -> dict[str, int
 def on_both(rank: int, config: RunConfig, folder: Path) -> dict[str, Any]:
     """One run on CPUs and one on GPUs, in folders of these names."""
     dist.destroy_process_group()
-    meet = {name: (folder / f"meet-{name}").as_uri() for name in ("cpu", "gpu")}
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ["REGIMES_RENDEZVOUS"] = meet["cpu"]
+    launch(rank, 2, folder / "meet-cpu")
     regimes.run(replace(config, device="cpu"), folder / "cpu")
-    os.environ["REGIMES_RENDEZVOUS"] = meet["gpu"]
+    launch(rank, 2, folder / "meet-gpu")
     with pretended.gpu(2) as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         regimes.run(config, folder / "gpu")
@@ -130,13 +119,7 @@ def on_both(rank: int, config: RunConfig, folder: Path) -> dict[str, Any]:
 def chosen(rank: int, gpus: tuple[str | None, ...], meet: str) -> dict[str, Any]:
     """The backend on which processes agree that see these GPUs, by their identity, as the first
     one each (as Slurm shows them); what is warned of."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(len(gpus)),
-        LOCAL_WORLD_SIZE="1",
-        REGIMES_RENDEZVOUS=meet,
-    )
+    launch(rank, len(gpus), meet, LOCAL_WORLD_SIZE="1")
     with pretended.gpu() as diary, pytest.MonkeyPatch.context() as patch:
         _gloo_for_nccl(patch, diary.calls)
         seen = Mock(uuid=gpus[rank])

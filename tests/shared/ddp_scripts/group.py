@@ -85,9 +85,7 @@ def _child(
     torch.set_num_threads(1)
     place = Path(scratch, "rendezvous").as_uri()
     if timeout is None:
-        os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), REGIMES_RENDEZVOUS=place
-        )
+        launch(rank, count, place)
     else:
         _meet(place, rank, count, timeout)
     try:
@@ -96,6 +94,13 @@ def _child(
         answer = False, traceback.format_exc()
     torch.save(answer, Path(scratch, f"{rank}.part"))
     os.replace(Path(scratch, f"{rank}.part"), Path(scratch, str(rank)))
+
+
+def launch(rank: int, count: int, place: str | Path, **more: str) -> None:
+    """Tell this process of the others, as a launcher does; they meet at a URL, or in a file."""
+    meet = place.as_uri() if isinstance(place, Path) else place
+    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+    os.environ.update(told, REGIMES_RENDEZVOUS=meet, **more)
 
 
 def _meet(place: str, rank: int, count: int, timeout: float) -> None:

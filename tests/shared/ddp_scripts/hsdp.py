@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from ddp_scripts import fsdp
+from ddp_scripts.fsdp import BATCH, RATE, RULE, Net, optimiser, weights
 from leveled import leveled
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
@@ -21,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import regimes
 from regimes.base.config import DENSE
@@ -33,8 +33,8 @@ from regimes.policies import make_policy
 from regimes.policies.history import read_history
 from regimes.training.gradients import layer_table
 
-UNITS, STEPS, RATE, BATCH = 3, 2, 0.05, 8
-RULE = {"name": "accordion", "interval": 1, "eta": 0.2}
+REDUCED_IN = {"reduce": torch.bfloat16, "compute": torch.float32, "as computed": None}
+UNITS, STEPS = 3, 2
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Case:
     accumulate: int = 1
     clip: float | None = None
     adamw: bool = False
-    blocks: str = "plain"  # "checkpoint": recomputed in backward; "compile": block by block
+    blocks: str = "plain"  # "checkpoint": one recomputed in backward; "compile": block by block
     reshard: bool = True
-    half: str = ""  # "parameters", or "reduce": with float32 parameters
+    half: str = ""  # "parameters", or with float32 parameters "reduce", "compute" or "as computed"
     rule: Any = None  # a policy in place of RULE
     decay: float = 1.0  # of the rate, from one unit to the next
     measured: bool = False  # with instruments and a guard
@@ -60,63 +60,24 @@ class Case:
         return RATE / (10 if self.adamw else 1) * self.decay ** (step // STEPS)
 
 
-class Net(nn.Module):
-    """A convolution, two linear layers with one weight, a frozen one, a side branch; its last layer
-    has five rows, which no number of shards divides. Smooth, because zero rows of a gradient would
-    leave a factor of ACP-SGD to rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, padding=1)
-        self.inner = nn.Linear(4 * 16, 12)
-        self.left, self.right = nn.Linear(12, 12), nn.Linear(12, 12)
-        self.right.weight = self.left.weight
-        self.frozen = nn.Linear(12, 12)
-        self.frozen.requires_grad_(False)
-        self.side = nn.Linear(12, 12)
-        self.head = nn.Linear(12, 5)
-        self.recompute = False
-
-    def forward(self, x: Tensor, side: bool) -> Tensor:
-        x = torch.tanh(self.inner(torch.tanh(self.conv(x)).flatten(1)))
-        x = self.right(torch.tanh(self.left(x))) + self.frozen(x)
-        if side:
-            x = x + self.side(torch.tanh(x))
-        if self.recompute:
-            return checkpoint(self.head, x, use_reentrant=False)
-        return self.head(x)
-
-
 def build(case: Case, seed: int = 1) -> Net:
     torch.manual_seed(seed)
-    net = Net().to(torch.float32 if case.half else torch.float64)
+    net = Net(convolves=True).to(torch.float32 if case.half else torch.float64)
     return net.bfloat16() if case.half == "parameters" else net
 
 
-def batch(step: int, part: int, worker: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + 10 * worker + part)
-    x = torch.randn(BATCH, 2, 4, 4, generator=generator, dtype=torch.float64)
-    return x, torch.randint(5, (BATCH,), generator=generator)
-
-
 def loss_of(net: nn.Module, case: Case, step: int, part: int, worker: int, rows: slice) -> Tensor:
-    x, y = batch(step, part, worker)
-    like = torch.float32 if case.half == "reduce" else next(net.parameters()).dtype
+    x, y = fsdp.batch(step, part, worker, shape=(2, 4, 4))
+    like = torch.float32 if case.half in REDUCED_IN else next(net.parameters()).dtype
     answer = net(x[rows].to(like), case.side and step % STEPS == 1)
     return F.cross_entropy(answer.to(torch.float64), y[rows]) / case.accumulate
 
 
-def optimiser(net: nn.Module, case: Case) -> torch.optim.Optimizer:
-    trained = [p for p in net.parameters() if p.requires_grad]
-    if case.adamw:
-        return torch.optim.AdamW(trained, lr=case.rate(0))
-    return torch.optim.SGD(trained, lr=case.rate(0), momentum=0.9, weight_decay=1e-3)
-
-
 def shard(net: Net, case: Case, mesh: DeviceMesh) -> Net:
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": case.reshard}
-    if case.half == "reduce":
-        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16)
+    if case.half in REDUCED_IN:
+        reduced = REDUCED_IN[case.half]
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=reduced)
     if case.blocks == "compile":
         net.inner.compile(backend="eager")
         net.side.compile(backend="eager")
@@ -124,14 +85,6 @@ def shard(net: Net, case: Case, mesh: DeviceMesh) -> Net:
     for module in (net.conv, net.inner, net.frozen, net.side):
         fully_shard(module, **options)
     return fully_shard(net, **options)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def weights(net: nn.Module) -> dict[str, Tensor]:
-    return {k: whole(v.detach()).clone() for k, v in net.named_parameters()}
 
 
 def train(net: Any, optimizer: torch.optim.Optimizer, case: Case, worker: int, rows: slice) -> None:

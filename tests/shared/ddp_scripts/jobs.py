@@ -10,18 +10,18 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import states
 import torch
 import torch.distributed as dist
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
+from ddp_scripts.group import launch
 from leveled import leveled
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,8 +37,6 @@ from regimes.collectives.process_group import GATHER
 from regimes.compression import Compressor, State
 from regimes.compression.bucket import Bucket
 from regimes.data import load_task
-from regimes.job.state import place_state
-from regimes.policies import Decision, PastEpoch
 from regimes.training.learning_rate import LearningRate
 
 SMALL = {"bucket_cap_mb": 0.004}
@@ -81,31 +79,11 @@ def smoke(rank: int, config: RunConfig) -> dict[str, Any]:
 
 def trainer(rank: int, config: RunConfig, count: int, out: Path) -> None:
     """The trainer itself on real processes."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(count),
-        REGIMES_RENDEZVOUS=(out.parent / "meet").as_uri(),
-    )
+    launch(rank, count, out.parent / "meet")
     regimes.run(config, out)
 
 
 # -- collectives -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """One level per epoch."""
-
-    levels: tuple[str, ...]
-    needs: tuple[str, ...] = field(default=(), init=False)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.levels
-
-    def decide(self, history: Sequence[PastEpoch], layers: Sequence[str]) -> list[Decision]:
-        return [Decision(self.levels[min(len(history), len(self.levels) - 1)])] * len(layers)
 
 
 @contextmanager
@@ -131,45 +109,6 @@ def spied(seen: Callable[[str, Tensor], None]) -> Iterator[None]:
         setattr(dist, GATHER, gather)
 
 
-def traffic(rank: int, case: Case, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Per step: bytes and calls seen at the collectives, bytes reported, buckets, the formula."""
-    model = DistributedDataParallel(cases.build(case), **case.ddp)
-    hook = attach(
-        model, policy=Schedule(names), compressor=leveled(case.compressor, dict(case.levels))
-    )
-    optimizer, steps = cases.sgd(model), []
-    seen: list[int] = []
-    buckets: list[Any] = []
-    reduce = hook.reducer.reduce
-    hook.reducer.reduce = lambda *a: (buckets.append(a), reduce(*a))[1]
-    with spied(lambda kind, tensor: seen.append(tensor.numel() * tensor.element_size())):
-        for epoch in range(len(names)):
-            for step in range(3):
-                before = hook.traffic
-                cases.step_of(model, optimizer, case, 3 * epoch + step, rank)
-                formula = [
-                    c.cost(layer, level, case.workers, 8)
-                    for c, layer, level in zip(
-                        hook.reducer.compressors, hook.layers, hook.steps.levels, strict=True
-                    )
-                ]
-                steps.append(
-                    {
-                        "seen": sum(seen),
-                        "calls": len(seen),
-                        "buckets": len(buckets),
-                        "bytes": hook.traffic.bytes - before.bytes,
-                        "floats": hook.traffic.floats - before.floats,
-                        "formula": sum(c.bytes for c in formula),
-                        "formula_floats": sum(c.floats for c in formula),
-                    }
-                )
-                seen.clear()
-                buckets.clear()
-            hook.epoch_end(lr=0.1)
-    return steps
-
-
 def order(rank: int, case: Case) -> list[list[Any]]:
     """The collectives in the order of issue, each after a random pause of its own."""
     model, _, optimizer = cases.wrap(case)
@@ -187,7 +126,7 @@ def order(rank: int, case: Case) -> list[list[Any]]:
     return issued
 
 
-class _Gate(torch.autograd.Function):
+class Gate(torch.autograd.Function):
     """Backward passes only when ``reduced`` is set."""
 
     reduced = threading.Event()
@@ -199,7 +138,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        _Gate.passed = (*_Gate.passed, _Gate.reduced.wait(20))
+        Gate.passed = (*Gate.passed, Gate.reduced.wait(20))
         return grad
 
 
@@ -212,7 +151,7 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.early(x)
-        return self.late(x if self.open else _Gate.apply(x))
+        return self.late(x if self.open else Gate.apply(x))
 
 
 def overlap(rank: int) -> list[bool]:
@@ -227,12 +166,12 @@ def overlap(rank: int) -> list[bool]:
 
     def told(*args: Any) -> Any:
         updates = reduce(*args)
-        _Gate.reduced.set()
+        Gate.reduced.set()
         return updates
 
     hook.reducer.reduce = told
     model(torch.randn(2, 40)).sum().backward()
-    return list(_Gate.passed)
+    return list(Gate.passed)
 
 
 # -- mixed precision and non-finite gradients ------------------------------------------------
@@ -344,63 +283,6 @@ class Counting(Compressor):
         return Traffic(layer.size, layer.size * itemsize)
 
 
-# -- state -----------------------------------------------------------------------------------
-
-
-def resumed(rank: int, case: Case, stop: int) -> dict[str, Any]:
-    """Nine steps at once, and nine with a new model, hook and scaler after ``stop`` of them."""
-    runs, residual = [], 0.0
-    for cut in (None, stop):
-        parts = _parts(case)
-        for step in range(9):
-            if step == cut:
-                buffer = io.BytesIO()
-                saved = {name: part.state_dict() for name, part in parts.items()}
-                torch.save(saved, buffer)
-                _scaled_step(parts, case, 0, rank)  # must not reach what was saved
-                owed = states.owed(saved["hook"]).values()
-                residual = sum(t.norm().item() for t in owed if t is not None)
-                buffer.seek(0)
-                loaded = torch.load(buffer, weights_only=True)
-                parts = _parts(case)
-                _scaled_step(parts, case, 1, rank)  # nor is it in the way of what is loaded
-                for name, part in parts.items():
-                    part.load_state_dict(loaded[name])
-            _scaled_step(parts, case, step, rank)
-            if step % 3 == 2:
-                parts["hook"].epoch_end(lr=0.1 / (1 + step // 5))
-        hook = parts["hook"]
-        runs.append(
-            {
-                "weights": cases.weights(parts["model"].module),
-                "rows": hook.rows,
-                "levels": hook.levels,
-                "traffic": [hook.traffic.floats, hook.traffic.bytes],
-            }
-        )
-    return {"whole": runs[0], "resumed": runs[1], "residual": residual}
-
-
-def _parts(case: Case) -> dict[str, Any]:
-    model = DistributedDataParallel(cases.build(case), **case.ddp)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-    hook = attach(
-        model,
-        policy=case.policy,
-        compressor=leveled(case.compressor, dict(case.levels)),
-        scaler=scaler,
-    )
-    return {"model": model, "hook": hook, "optimizer": cases.sgd(model), "scaler": scaler}
-
-
-def _scaled_step(parts: dict[str, Any], case: Case, step: int, rank: int) -> None:
-    parts["optimizer"].zero_grad()
-    loss = cases.loss_of(parts["model"], case, step, 0, rank)
-    parts["scaler"].scale(loss).backward()
-    parts["scaler"].step(parts["optimizer"])
-    parts["scaler"].update()
-
-
 # -- what cannot be done ---------------------------------------------------------------------
 
 
@@ -410,97 +292,6 @@ def sentence(action: Callable[[], Any]) -> str:
     except RegimesError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
-
-
-def complex_layer() -> nn.Module:
-    layer = nn.Linear(4, 4, bias=False)
-    layer.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))
-    return layer
-
-
-def bad_input(rank: int) -> dict[str, str]:
-    """The sentence for each mistake, in a group of one process."""
-    case = Case(workers=1)
-
-    def ddp(net: nn.Module | None = None) -> DistributedDataParallel:
-        return DistributedDataParallel(net or nn.Linear(4, 4))
-
-    def twice() -> None:
-        model = ddp()
-        attach(model, policy="accordion")
-        attach(model, policy="accordion")
-
-    def unready(**settings: Any) -> Callable[[], Any]:
-        return lambda: attach(ddp(), **settings)
-
-    _, hook, _ = cases.wrap(case)
-    state, other = hook.state_dict(), cases.wrap(case)[1]
-
-    def load(**changes: Any) -> Callable[[], Any]:
-        return lambda: other.load_state_dict({**state, **changes})
-
-    table = state["layers"]
-    other_shape = {**table, "head.weight": {**table["head.weight"], "shape": [7, 24]}}
-    other_levels = {name: {**layer, "level": "medium"} for name, layer in table.items()}
-    return {
-        name: sentence(action)
-        for name, action in {
-            "not wrapped": lambda: attach(nn.Linear(4, 4), policy="accordion"),
-            "twice": twice,
-            "policy name": unready(policy="acordion"),
-            "policy object": unready(policy=3),
-            "policy level": unready(policy={"name": "static", "level": "medium"}),
-            "policy data": unready(
-                policy={"name": "detected", "detector": {"name": "fisher-change"}}
-            ),
-            "compressor name": unready(compressor="powersdg"),
-            "compressor object": unready(compressor=PowerSGDClass),
-            "level": unready(levels={"low": 0, "high": 1}),
-            "level dense": unready(levels={"dense": 4}),
-            "levels swapped": unready(levels={"low": 1, "high": 4}),
-            "signal": unready(signal="updates"),
-            "complex": lambda: attach(ddp(complex_layer()), policy="accordion"),
-            "sparse": lambda: attach(ddp(nn.Embedding(4, 4, sparse=True)), policy="accordion"),
-            "no backward": lambda: hook.epoch_end(lr=0.1),
-            "rate": lambda: _trained_once(case).epoch_end(lr=-1.0),
-            "rate of truth": lambda: _trained_once(case).epoch_end(lr=True),
-            "state of others": lambda: other.load_state_dict(place_state(state, 2, 4, [2])),
-            "state of a model": load(layers=other_shape),
-            "state of a compressor": load(compressor="TopK()"),
-            "state of levels": load(layers=other_levels),
-            "state of a policy": load(gauges={}),
-            "no state": lambda: other.load_state_dict({"a": 1}),
-        }.items()
-    }
-
-
-PowerSGDClass = regimes.PowerSGD
-
-
-def _trained_once(case: Case) -> Any:
-    model, hook, optimizer = cases.wrap(case)
-    cases.step_of(model, optimizer, case, 0, 0)
-    return hook
-
-
-def disagreement(rank: int, what: str) -> str:
-    """Process 1 differs; everybody must hear of it."""
-    case = Case(levels=(("low", 2), ("high", 1)))
-    if what == "levels":
-        return sentence(lambda: cases.wrap(replace(case, levels=(("low", 2 + rank), ("high", 1)))))
-    if what == "static graph":  # whose first pass ends in the hook's thread
-        model = DistributedDataParallel(cases.build(case), **SMALL, static_graph=True)
-        optimizer = cases.sgd(model)
-        regimes.attach(model, optimizer, policy="accordion")
-        optimizer.param_groups[0]["lr"] *= 1 + rank
-        return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
-    model, hook, optimizer = cases.wrap(case)
-    cases.step_of(model, optimizer, case, 0, rank)
-    state = hook.state_dict()
-    model, hook, optimizer = cases.wrap(case)
-    if rank == 0:
-        return sentence(lambda: hook.load_state_dict(state))
-    return sentence(lambda: cases.step_of(model, optimizer, case, 0, rank))
 
 
 def killed(rank: int) -> dict[str, Any]:

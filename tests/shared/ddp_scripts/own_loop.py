@@ -36,17 +36,24 @@ def batches(rank: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         )
 
 
-def optimizer(of: nn.Module, kind: str) -> torch.optim.Optimizer:
+def optimizer(of: nn.Module, kind: str) -> Any:
+    """``kind``: "sgd", "adamw", or "muon" for matrices and AdamW for all else."""
+    if kind == "muon":
+        matrices, others = (
+            [p for p in of.parameters() if (p.ndim == 2) == is_2d] for is_2d in (1, 0)
+        )
+        return torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)
     if kind == "adamw":
         return torch.optim.AdamW(of.parameters(), lr=0.03)
     return torch.optim.SGD(of.parameters(), lr=0.1, momentum=0.9)
 
 
-def take(of: nn.Module, own: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
-    own.zero_grad()
+def take(of: nn.Module, own: Any, x: Tensor, y: Tensor) -> float:
+    of.zero_grad()
     loss = nn.functional.cross_entropy(of(x), y)
     loss.backward()
-    own.step()
+    for one in own if isinstance(own, tuple) else (own,):
+        one.step()
     return loss.item()
 
 
@@ -316,77 +323,6 @@ def saved_after_each_step(rank: int, places: list[tuple[int, int, float]]) -> li
     return different
 
 
-def sharded(network: nn.Module) -> nn.Module:
-    """The shards of a network on all processes of the group."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(network, mesh=init_device_mesh("cpu", (2,)))
-    return network
-
-
-def refused(rank: int, name: str) -> str:
-    """What one is told who holds it wrong."""
-    network = model()
-    own = optimizer(network, "sgd")
-    wrong: dict[str, Callable[[], Any]] = {
-        "wrapped": lambda: regimes.local_steps(nn.parallel.DistributedDataParallel(network), own),
-        "sharded": lambda: regimes.local_steps(sharded(network), own),
-        "another optimizer": lambda: regimes.local_steps(network, optimizer(model(), "sgd")),
-        "no period": lambda: regimes.local_steps(network, own, policy=0),
-        "no such policy": lambda: regimes.local_steps(network, own, policy="accordeon"),
-        "a statistic": lambda: regimes.local_steps(
-            network, own, policy={"name": "detected", "detector": {"name": "eigenvalue-change"}}
-        ),
-        "an outer rate": lambda: regimes.local_steps(network, own, outer={"lr": 0}),
-        "an outer word": lambda: regimes.local_steps(network, own, outer={"rate": 1}),
-        "a level": lambda: regimes.local_steps(network, own, compressor=regimes.PowerSGD(rank=0)),
-        "a unit": lambda: regimes.local_steps(network, own, every="epoch"),
-        "another period": lambda: regimes.local_steps(network, own, policy=2 + rank),
-        "not finite": lambda: _breaks(rank, network, own),
-        "one closes": lambda: _leaves(rank, network, own),
-        "twice": lambda: [regimes.local_steps(network, own) for _ in range(2)],
-        "after the end": lambda: _goes_on(network, own),
-        "two types": lambda: _of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())),
-        "meta": lambda: _of(nn.Linear(2, 2, device="meta")),
-        "meta buffers": lambda: _of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).to("meta"))),
-        "no loss": lambda: _without_losses(rank, network, own),
-    }
-    try:
-        wrong[name]()
-    except RegimesError as error:
-        return str(error)
-    return ""
-
-
-def _breaks(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
-    local = regimes.local_steps(network, own, policy=2)
-    for x, y in batches(rank, 2):
-        take(network, own, x, y)
-        if rank == 1:
-            next(network.parameters()).data[0, 0] = torch.inf
-        local.step()
-
-
-def _of(network: nn.Module) -> Any:
-    return regimes.local_steps(network, torch.optim.SGD(network.parameters(), lr=0.1))
-
-
-def _goes_on(network: nn.Module, own: torch.optim.Optimizer) -> None:
-    regimes.local_steps(network, own).close()
-    again = regimes.local_steps(network, own)  # closed ones are no obstacle
-    again.close()
-    again.step()
-
-
-def _without_losses(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
-    local = regimes.local_steps(network, own, policy="adacomm", every=2)
-    for x, y in batches(rank, 3):
-        take(network, own, x, y)
-        local.step()
-        local.log(test_loss=1.0)
-
-
 def by_the_loss(rank: int, folder: str | None, stop: int) -> list[Any]:
     """The rows of 24 steps of AdaComm in units of six, each process with losses of its own; by
     other objects after ``stop`` steps."""
@@ -412,12 +348,24 @@ def by_the_loss(rank: int, folder: str | None, stop: int) -> list[Any]:
     return parts[2].rows
 
 
-def _leaves(rank: int, network: nn.Module, own: torch.optim.Optimizer) -> None:
-    """One process has a batch more than the other."""
+# -- processes in different places -----------------------------------------------------------------
+
+
+def apart(rank: int, closes: bool) -> str:
+    """What both are told where one has a batch more than the other, or a parameter that is not
+    finite."""
+    network = model()
+    own = optimizer(network, "sgd")
     local = regimes.local_steps(network, own, policy=2)
-    for x, y in batches(rank, 2 + 2 * rank):
-        take(network, own, x, y)
-        local.step()
-    local.close()
-    if rank == 0:
-        local.load_state_dict(local.state_dict())
+    try:
+        for x, y in batches(rank, 2 + 2 * rank * closes):
+            take(network, own, x, y)
+            if rank == 1 and not closes:
+                next(network.parameters()).data[0, 0] = torch.inf
+            local.step()
+        local.close()
+        if rank == 0:
+            local.load_state_dict(local.state_dict())
+    except RegimesError as error:
+        return str(error)
+    return ""

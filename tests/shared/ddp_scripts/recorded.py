@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from ddp_scripts import cases
 from ddp_scripts.cases import Case
+from leveled import leveled
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -35,7 +36,7 @@ def parts(case: Case = CASE, **options: Any) -> dict[str, Any]:
         optimizer,
         policy=policy,
         seed=7,
-        compressor=regimes.PowerSGD(rank=dict(case.levels)),
+        compressor=leveled(case.compressor, dict(case.levels)),
         **options,
     )
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "hook": hook}
@@ -52,6 +53,8 @@ def ends(found: dict[str, Any]) -> dict[str, Any]:
         "weights": cases.weights(found["model"].module),
         "rows": hook.rows,
         "levels": hook.levels,
+        "traffic": [hook.traffic.floats, hook.traffic.bytes],
+        "owed": sum(x.residual.norm() for x in hook.reducer.states if x.residual is not None),
     }
 
 
@@ -91,14 +94,14 @@ def logged(rank: int, folder: Path) -> None:
     hook.close()
 
 
-def resumed(rank: int, folder: Path, stop: int) -> dict[str, Any]:
+def resumed(rank: int, folder: Path, case: Case, stop: int) -> dict[str, Any]:
     """A whole job, and one that is cut after ``stop`` steps and goes on from its last state."""
     found = {}
     for name in ("whole", "cut"):
-        job, state = parts(every=STEPS, record=folder / name), None
+        job, state = parts(case, every=STEPS, record=folder / name), None
         number = 0
         while number < STEPS * UNITS:
-            step(job, number, rank)
+            step(job, number, rank, case)
             job["hook"].log(train_loss=float(number))
             number += 1
             if name == "cut" and number == stop:
@@ -107,7 +110,7 @@ def resumed(rank: int, folder: Path, stop: int) -> dict[str, Any]:
                 number, saved, state = stop, state, None
                 if job["hook"].recorder is not None:
                     job["hook"].recorder.close_files()  # as the end of a process does
-                job = parts(every=STEPS, record=folder / name)
+                job = parts(case, every=STEPS, record=folder / name)
                 for key, value in saved.items():
                     job[key].load_state_dict(value)
         job["hook"].close()

@@ -59,9 +59,8 @@ def test_its_failure_leaves_the_exit_code_alone(
 ) -> None:
     torchvision.write_text(TWO_LINES)
     monkeypatch.setenv("COLUMNS", "80")
-    for slow in ("_data_sets", "_digits"):
-        monkeypatch.setattr(doctor, slow, lambda: "not tried")
-    monkeypatch.setattr(doctor, "_backend", lambda name: "not tried")
+    for slow in ("_data_sets", "_digits", "_figures", "_backend", "_curvature"):
+        monkeypatch.setattr(doctor, slow, lambda *_: "not tried")
     here = [sources.Availability("these", True, "/a"), sources.Availability("those", False, "/b")]
     monkeypatch.setattr(sources, "find_data", lambda: here)
     assert doctor.print_report()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regimes.base.console import progress, units
-from regimes.base.errors import ConfigError, RecordError
+from regimes.base.errors import RecordError
 from regimes.cli import monitor as watch
 from regimes.plotting import reporters
 from regimes.plotting.text import _format_megabytes as format_megabytes
@@ -165,12 +165,6 @@ def test_plain_lines_one_per_epoch() -> None:
     )
     assert "floats 24.0 M  of low 0.50  at low 1/2  s 1.5" in second
     assert third == "interrupted"
-
-
-def test_scalars_need_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
-        make_reporters(["tensorboard"], tmp_path)
 
 
 def test_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,21 +325,6 @@ def test_ctrl_c_ends_quietly(
     screen = console()
     watch.watch_runs(tmp_path, console=screen)
     assert "3/12 epochs, running" in screen.export_text()  # it read the new line
-
-
-def test_live_watch_ends_with_the_run(
-    record: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = record(tmp_path, EPOCHS - 1)
-
-    def sleep(seconds: float) -> None:
-        writer.epoch(row(EPOCHS - 1), {"compute": 1.0})
-        writer.event("end")
-
-    monkeypatch.setattr(watch.time, "sleep", sleep)
-    screen = console()
-    watch.watch_runs(tmp_path, console=screen)
-    assert "12/12 epochs, finished" in screen.export_text()
 
 
 def test_watch_ends_with_the_last_run_of_a_folder(

@@ -163,10 +163,15 @@ def test_a_resumed_run_is_the_same_one_of_wandb(
     assert {given["resume"] for given in asked} == {"allow"}
 
 
-def test_wandb_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb"):
-        make_reporters(["wandb"], tmp_path)
+@pytest.mark.parametrize(
+    ("name", "module"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")]
+)
+def test_a_package_that_is_missing_is_named(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=f"pip install {name}"):
+        make_reporters([name], tmp_path)
 
 
 @pytest.mark.integrations

@@ -141,7 +141,7 @@ PLACES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], bool]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
-    ["closed pipe", *(pytest.param(x, marks=pytest.mark.slow) for x in ("full disk", "closed"))],
+    PLACES,
 )
 def test_standard_output_does_not_end_a_training(place: str, whole: bytes, tmp_path: Path) -> None:
     rest, right = PLACES[place]
@@ -163,8 +163,9 @@ def test_an_ascii_output_spells_the_letter_out(whole: bytes, tmp_path: Path) -> 
     assert (tmp_path / "run/epochs.jsonl").read_bytes() == whole
 
 
-@pytest.mark.parametrize("start", ["REGIMES presets", "REGIMES presets smoke", "REGIMES --help"])
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("start", "unbuffered"), [("REGIMES presets", ""), ("REGIMES --help", "1")]
+)
 def test_commands_that_only_print_end_quietly(start: str, unbuffered: str, tmp_path: Path) -> None:
     done = shell(f"({start}; echo $? >code) | true", tmp_path, PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == ""

@@ -20,7 +20,7 @@ from regimes.records import unpack_records
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "data" / "reference"
-WIDTHS = (60, 80, 100, 200)
+WIDTHS = (60, 100)
 SMALL = ("--dimension", "30", "--nonzero", "3", "--train", "200", "--draws", "3", "--trials", "50")
 COMMANDS = {
     "detect": ["detect", str(REFERENCE / "small-signals.tar.xz")],

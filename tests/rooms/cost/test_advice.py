@@ -22,7 +22,7 @@ from regimes.cost.advice import (
     tabulate_clocks,
     write_advice,
 )
-from regimes.cost.from_model import main, make_job
+from regimes.cost.from_model import make_job
 from regimes.cost.methods import method_work, parse_method, tabulate_methods, usual_methods
 from regimes.cost.network import Network
 from regimes.cost.nodes import DEVICES, DataParallelJob
@@ -93,17 +93,12 @@ def test_what_is_recommended_is_never_slower_to_a_loss_than_dense(
 def test_the_advice_names_where_the_clock_was_measured_and_how_far_that_is() -> None:
     planned = on(make_job(JOBS["half precision"]), 1e8, 5e-5)
     methods = usual_methods(planned)
-    frame = tabulate_methods(planned, methods)
-    said = write_advice(planned, methods, frame)
+    said = write_advice(planned, methods, tabulate_methods(planned, methods))
     assert said.startswith("Try powersgd 4: ")
-    assert "and is worth 0.75 of it" in said
-    assert "on text with 1.64 M parameters and AdamW (n = 3); your model is 76 times as" in said
-    assert "Perhaps faster, of unknown clock" not in said
+    assert "1.64 M parameters and AdamW (n = 3); your model is 76 times as" in said
     rows = {row[0]: row[1:] for row in tabulate_clocks(planned, methods).rows}
     assert rows["powersgd 32"] == ("-", "-", "-", "-")
     assert rows["powersgd 1"][0] == "0.33 [0.29, 0.36]"
-    fast = on(planned, 1e15, 0.0)
-    assert write_advice(fast, methods, tabulate_methods(fast, methods)).startswith("Stay dense: ")
 
 
 def test_a_speed_is_the_ratio_of_seconds_times_the_clock() -> None:
@@ -115,12 +110,6 @@ def test_a_speed_is_the_ratio_of_seconds_times_the_clock() -> None:
         if not math.isnan(row["clock"]):
             ratio = frame["seconds"]["dense"] / row["seconds"]
             assert row["speed"] == pytest.approx(min(row["clock"], 1.0) * ratio), name
-
-
-def test_options_of_a_compressor_were_not_measured() -> None:
-    method = replace(parse_method("powersgd:4"), table={"name": "powersgd", "iterations": 2})
-    assert method.clock is None
-    assert method.clock_number is None
 
 
 @pytest.mark.parametrize("bandwidth", [1e7, 1e8, 1e9, 1e10, 1e12])
@@ -220,9 +209,3 @@ def test_an_option_that_changes_no_number_is_refused(one: str, others: set[str])
     for name, (usual, _) in EITHER.items():
         if name != "model" and options[name] != usual:
             assert numbers({**options, name: usual}) != found, name
-
-
-def test_the_first_command_recommends_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    main(JobOptions("gpt2-124m", items=8192, nodes=4, gpus=8, between="1Gbit/s,50us"))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "times as fast. Its clock was measured on text" in said

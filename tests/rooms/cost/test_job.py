@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from torch import nn
 from regimes.base.errors import ConfigError
 from regimes.collectives.layers import Layer
 from regimes.collectives.world import World
-from regimes.compression import make_compressor
+from regimes.compression import REGISTRY, make_compressor
 from regimes.compression.exchange import Exchange
 from regimes.compression.reducer import Reducer
 from regimes.cost import methods
@@ -90,6 +91,7 @@ def test_quantised_all_reduce_by_hand() -> None:
 
 
 def test_the_memory_limits_compression() -> None:
+    assert methods.TRANSFERS.keys() <= REGISTRY.keys()
     layers = (Layer("weight", (1000, 500)), Layer("bias", (500,)))
     step = replace(two(Model("one", layers)), memory=1e9)
     assert method_work(step, parse_method("powersgd:1")).compress == pytest.approx(
@@ -306,72 +308,60 @@ def test_a_wrong_file_of_shapes_is_one_sentence(text: str, tmp_path: Path) -> No
         read_model(str(path))
 
 
-WRONG = {
-    "nodes": (0, "--nodes"),
-    "step": ("fast", "--step fast"),
-    "utilisation": (1.5, r"\(0, 1\]"),
-    "device": ("a200", "no such device, did you mean"),
-    "bucket_mb": (0.0, "above 0"),
-    "items": (0, "--items"),
-    "flops": (-1.0, "--flops"),
-    "within": ("fast", "no bandwidth and latency"),
-    "links": (Path("none.json"), "write it with torchrun"),
-    "methods": (("powersgd",), "a level is missing"),
-    "no methods": ((), "one or more"),
-    "a method twice": (("topk:1", "topk:1"), "expected topk 1 once"),
-}
+STEP: dict[str, Any] = {"step": "1s"}
+ALONE: dict[str, Any] = {**STEP, "nodes": 2, "gpus": 1}
+MANY: dict[str, Any] = {**STEP, "nodes": 2, "gpus": 8}
+METHODS = ("powersgd", "powersgd:x", "nothing:1", "dense/0", "a b")
+REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    *[({**STEP, name: n}, f"--{name} = ") for name in ("nodes", "gpus") for n in (0, -1, 10**7)],
+    ({"step": "fast"}, "--step fast"),
+    ({"utilisation": 1.5}, r"\(0, 1\]"),
+    ({"device": "a200"}, "no such device, did you mean"),
+    ({"bucket_mb": 0.0}, "above 0"),
+    ({"items": 0}, "--items"),
+    ({"flops": -1.0}, "--flops"),
+    ({"within": "fast"}, "no bandwidth and latency"),
+    ({"links": Path("none.json")}, "write it with torchrun"),
+    *[({"methods": (text,)}, "method|level of|compressor '") for text in METHODS],
+    ({"methods": ()}, "one or more"),
+    ({"methods": ("topk:1", "topk:1")}, "expected topk 1 once"),
+    ({**STEP, "nodes": 1, "gpus": 1}, "there is one device, which exchanges nothing"),
+    ({"model": "mine.toml", "items": 8}, "do not follow from its shapes"),
+    ({"model": "mine.toml", "items": None}, "seconds of a step are missing"),
+    ({**ALONE, "links": Path("within.json")}, "has no 'between'.*give --between"),
+    ({**MANY, "links": Path("between.json")}, "has no 'within'.*give --within"),
+    ({"items": 10**400}, "--items"),
+    ({**STEP, "flops": math.inf}, "--flops"),
+    ({"step": "1e300s"}, "--step"),
+    ({"bucket_mb": 1e-300}, "--bucket-mb"),
+    ({"utilisation": math.nan}, "--utilisation"),
+    ({**STEP, "between": "1e-300bit/s"}, "bandwidth"),
+    ({**STEP, "between": "1Gbit/s,1e300s"}, "latency"),
+    ({**STEP, "nodes": 10**400}, "--nodes"),
+    ({**STEP, "model": "huge.toml"}, "parameters"),
+    ({**STEP, "model": "infinite.toml"}, "flops"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_options_are_one_sentence(name: str) -> None:
-    value, said = WRONG[name]
-    field = "methods" if "method" in name else name
-    options = replace(JobOptions(model="resnet50", items=64), **{field: value})
+@pytest.mark.parametrize(("given", "said"), REFUSED_OPTIONS)
+def test_wrong_options_are_one_sentence(
+    given: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of numbers that no float holds, and of what a file lacks."""
+    monkeypatch.chdir(tmp_path)
+    layer, size = '[[layers]]\nname = "a"\nshape = ', 10**18
+    for name, text in (
+        ("mine", f"{layer}[3, 4]"),
+        ("huge", f"{layer}[{size}, {size}]"),
+        ("infinite", f"flops = inf\n{layer}[3]"),
+    ):
+        (tmp_path / f"{name}.toml").write_text(text)
+    for name in ("within", "between"):
+        link = {name: {"bandwidth": 4e7, "latency": 5.7e-05}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(link))
+    usual = JobOptions(model="resnet50", items=None if "step" in given else 64)
     with pytest.raises(ConfigError, match=said):
-        main(options)
-
-
-@pytest.mark.parametrize("name", ["nodes", "gpus"])
-@pytest.mark.parametrize("value", [0, -1, 10**7])
-def test_a_job_has_nodes_and_devices_however_its_step_is_given(name: str, value: int) -> None:
-    options = replace(JobOptions(model="resnet50", step="1s"), **{name: value})
-    with pytest.raises(ConfigError, match=f"--{name} = {value}: expected at least 1, at most"):
-        make_job(options)
-
-
-def test_a_single_device_has_nothing_to_exchange() -> None:
-    with pytest.raises(ConfigError, match="there is one device, which exchanges nothing"):
-        make_job(JobOptions(model="resnet50", step="1s", nodes=1, gpus=1))
-
-
-def test_seconds_of_samples_do_not_follow_from_shapes(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('[[layers]]\nname = "a"\nshape = [3, 4]\n')
-    with pytest.raises(ConfigError, match="do not follow from its shapes"):
-        make_job(JobOptions(model=str(path), items=8))
-    with pytest.raises(ConfigError, match="seconds of a step are missing"):
-        make_job(JobOptions(model=str(path)))
-
-
-@pytest.mark.parametrize("text", ["powersgd", "powersgd:x", "nothing:1", "dense/0", "a b"])
-def test_what_is_no_method_is_one_sentence(text: str) -> None:
-    with pytest.raises(ConfigError):
-        parse_method(text)
-
-
-NEEDED = {  # what the file has: the job that needs the other link, and the word for it
-    "within": ({"nodes": 2, "gpus": 1}, "has no 'between'.*give --between"),
-    "between": ({"nodes": 2, "gpus": 8}, "has no 'within'.*give --within"),
-}
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_link_that_the_file_lacks_is_not_assumed(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "links.json"
-    path.write_text(json.dumps({name: {"bandwidth": 4e7, "latency": 5.7e-05}}))
-    changes, said = NEEDED[name]
-    with pytest.raises(ConfigError, match=said):
-        make_job(replace(JobOptions(model="resnet50", step="1s", links=path), **changes))
+        main(replace(usual, **given))
 
 
 UNREADABLE = {
@@ -416,33 +406,6 @@ def test_speeds_have_any_usual_unit() -> None:
     assert read_device("50GFLOP/s, 20GB/s") == read_device("0.05TFLOP/s,0.02TB/s")
 
 
-HUGE: dict[str, dict[str, object]] = {
-    "--items": {"items": 10**400, "step": None},
-    "--flops": {"flops": float("inf")},
-    "--step": {"step": "1e300s"},
-    "--bucket-mb": {"bucket_mb": 1e-300},
-    "--utilisation": {"utilisation": float("nan")},
-    "bandwidth": {"between": "1e-300bit/s"},
-    "latency": {"between": "1Gbit/s,1e300s"},
-    "--nodes": {"nodes": 10**400},
-    "parameters": {"model": "huge.toml"},
-    "flops": {"model": "infinite.toml"},
-}
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_no_number_is_too_large_for_a_sentence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    layer = '[[layers]]\nname = "a"\n'
-    (tmp_path / "huge.toml").write_text(f"{layer}shape = [{10**18}, {10**18}]\n")
-    (tmp_path / "infinite.toml").write_text(f"flops = inf\n{layer}shape = [3]\n")
-    options = replace(JobOptions(model="resnet50", step="1s"), **HUGE[name])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=name):
-        make_job(options)
-
-
 # -- files -----------------------------------------------------------------------------------
 
 
@@ -462,11 +425,8 @@ def test_files_of_links(tmp_path: Path) -> None:
             read_links(path)
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_the_files_that_are_asked_for(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture, numbers = tmp_path / f"f.{kind}", tmp_path / "n.json"
+def test_the_files_that_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, numbers = tmp_path / "f.svg", tmp_path / "n.json"
     options = JobOptions(model="resnet50", step="0.1s", json=numbers, figure=picture)
     frame = main(options, csv=tmp_path / "n.csv")
     said = capsys.readouterr().out
@@ -505,12 +465,6 @@ def test_the_command_needs_no_memory_for_the_model() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "6.74 G parameters in 291 layers" in done.stdout
-
-
-def test_transfers_name_compressors() -> None:
-    from regimes.compression import REGISTRY
-
-    assert methods.TRANSFERS.keys() <= REGISTRY.keys()
 
 
 # -- nodes of several devices ------------------------------------------------------------------

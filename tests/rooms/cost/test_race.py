@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drawn import colour_alone
 
 from analysis.common import markov
 from benchmarks import race, race_notes, race_report
@@ -46,47 +45,12 @@ def test_committed_predictions_are_computed_again() -> None:
     assert again >= {"dense", "half", "4 bits", "8 bits"} | ranks | local | peers
 
 
-def test_a_race_anew_forgets_its_own_lines_alone() -> None:
-    kept = [line(), line(entrant="4 bits", link=20), line(entrant="4 bits", grid="race-lm-460k")]
-    dropped = [line(stage="free", entrant="4 bits"), line(entrant="4 bits")]
-    old = line(stage="probe", entrant="", processor="another")
-    left = race.forget([*kept, *dropped, old], "race-lm", [100], ["4 bits"], "a processor")
-    assert left == [*kept, {**old, "stage": "earlier probe"}]
-
-
-def test_every_entrant_has_a_configuration() -> None:
-    named = race.entrants()
-    assert {*race.RATE_OF.values()} <= named.keys()
-    assert {*race.RATE_OF, race.POWER} <= named.keys()
-    assert {*race.PLANNED, *race.CHANGING} <= named.keys()
-    short = race.shortened(race.configured("rank 1", 0.003, 5), race.FREE_UNITS)
-    assert short.data.train_size == 5 * 25 * 32 * 64 + 1
-    assert (short.optimizer.lr, short.seed) == (0.003, 5)
-
-
-def test_an_entrant_whose_ranks_change_takes_its_whole_training() -> None:
-    larger = "race-lm-460k"
-    taken = race.units_taken
-    assert taken("free", "rank 4", "race-lm", 100) == 5
-    assert taken("free", "accordion", "race-lm", 100) is None
-    assert taken("race", "rank 4", "race-lm", 20) == taken("race", "rank 4", larger, 100) == 4
-    assert taken("race", "rank 4", "race-lm", 100) is None
-    assert taken("race", "rank 4", larger, 1000) is None
-    for changing in ("l-greco", "rate 2-1", "qsr"):
-        assert taken("race", changing, "race-lm", 20) is None
-
-
 def test_the_text_of_the_race_is_the_one_whose_markov_models_are_quoted() -> None:
     data = race.configured("dense", 0.006, 1).data
     if tokens.load_tokens(data).digest != race_notes.TEXT:
         pytest.skip("the standard library of this Python is another text")
     assert markov.known()[race_notes.TEXT].test == data.test_size
     assert data.train_size == race_notes.STEPS * 32 * 64 + 1
-
-
-def test_the_curves_of_the_race_are_told_apart_in_grey() -> None:
-    runs = [line(entrant=name, link=race_report.AT) for name in race_report.SHOWN]
-    assert colour_alone(race_report.figure(runs)) == []
 
 
 # -- the grids of equal seconds --------------------------------------------------------------

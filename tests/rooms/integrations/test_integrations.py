@@ -41,25 +41,18 @@ EXAMPLES = {  # what it needs; what is deleted before it is resumed: the last is
 NEWS = {"loop_accelerate": "accuracy", "module_lightning": "accuracy", "trainer_hf": "loss"}
 
 
-def start(example: str, out: Path, *options: str) -> str:
-    words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        ROOT / "examples" / f"{example}.py",
-        "--out",
-        out,
-        *options,
-    ]
+def launched(count: int, script: Path, *words: str | Path, cwd: Path) -> list[str]:
+    """What so many processes have printed, by line."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=env, cwd=out.parent, check=False
-    )
+    command = [*torchrun, str(count), script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def start(example: str, out: Path, *options: str) -> None:
+    launched(2, ROOT / f"examples/{example}.py", "--out", out, *options, cwd=out.parent)
 
 
 @pytest.mark.integrations
@@ -110,12 +103,8 @@ def test_accelerates_parallelism_config_leaves_the_replicas_to_the_hook(
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed: make integrations")
     script, out = ROOT / "tests/shared/ddp_scripts/hsdp_accelerate.py", tmp_path / "record"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [*command, "--nproc-per-node", "4", script, out, compressor]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    differences = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))
+    lines = launched(4, script, out, compressor, cwd=tmp_path)
+    differences = json.loads(next(x for x in lines if x.startswith("{")))
     assert len(differences) == 4
     limit = 1e-6 if compressor == "dense" else 0.2  # AdamW at 0.01 moves a weight 0.12 at most
     assert all(value < limit for value in differences.values()), differences
@@ -136,13 +125,8 @@ DIVIDED = {
 
 def divided(trainer: str, out: Path) -> dict[str, Any]:
     script = ROOT / "tests/shared/ddp_scripts/fsdp_trainers.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = [*command, "--nproc-per-node", "2", script, trainer, out]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = (x for x in done.stdout.splitlines() if x.startswith('{"'))  # not a trainer's own
-    found: dict[str, Any] = json.loads(next(lines))
+    lines = launched(2, script, trainer, out, cwd=out.parent)  # a trainer's own ones among them
+    found: dict[str, Any] = json.loads(next(x for x in lines if x.startswith('{"')))
     return found
 
 

@@ -263,10 +263,8 @@ def test_what_would_train_more_is_said(tmp_path: Path) -> None:
     plan = planned(tmp_path / "few", runs=9)
     assert plan.more is not None
     assert f"the same call with {plan.more.runs} runs trains more" in plan.sentence()
-    before = len(plan.known.losses)
-    assert len(planned(tmp_path / "few", runs=before).known.losses) == before
     again = planned(tmp_path / "few", runs=plan.more.runs)
-    assert len(again.known.losses) > before
+    assert len(again.known.losses) > len(plan.known.losses)
     over = replace(plan, budget=SearchBudget(3.0), more=SearchBudget(4.25))
     assert "the same call with 4.2 minutes trains more" in over.sentence()
     assert "The 3 minutes are over." in over.sentence()
@@ -472,8 +470,6 @@ def test_a_smaller_model_stands_for_the_larger_one(tmp_path: Path, found: regime
         ({"step": "4 metres"}, "a duration above 0"),
         ({"seconds": 1e-4}, "and a training has 16 or more"),
         ({"seconds": None, "epochs": 1}, "and a training has 16 or more"),
-        ({"curve": {}}, "one training or more"),
-        ({"curve": {0: 1.0}}, "a number above 0"),
         ({"methods": "dense/4"}, "expected a list, each a text"),
         ({"workers": 1}, "2 or more: one exchanges nothing"),
         ({"batch_size": 100}, "too few for one step of 2 workers x 100"),

@@ -46,7 +46,7 @@ def two_panels() -> Figure:
 
 
 def saved(folder: Path, **changes: Any) -> tuple[Figure, dict[str, bytes]]:
-    with canvas.use_options(**changes):
+    with canvas.use_options(**{"formats": ("svg",), **changes}):
         fig = two_panels()
         paths = style.save(fig, folder / "shown", pd.DataFrame({"a": [1.0]}))
     return fig, {path.suffix: path.read_bytes() for path in paths}
@@ -60,8 +60,8 @@ def test_files_have_fonts_that_journals_take_and_text_as_text(tmp_path: Path) ->
     words = " ".join(re.findall(r"<text[^>]*>([^<]+)", files[".svg"].decode()))
     assert "test bits per byte" in words
     assert "rank 4" in words
-    again = saved(tmp_path / "again", formats=("png", "svg", "pdf"))[1]
-    assert again == files
+    again = saved(tmp_path / "again", formats=("png", "svg"))[1]
+    assert again == {kind: file for kind, file in files.items() if kind != ".pdf"}
 
 
 def test_a_plain_figure_has_its_texts_beside_it(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint
@@ -96,23 +95,24 @@ def test_a_command_without_records_says_how_to_make_them(name: str) -> None:
         offers()[name].start(())
 
 
-def test_modules_say_the_same_in_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "begin", "called"),
+    [
+        (["analysis", "curves"], study.main, "-m analysis curves"),
+        (["losses.py"], lambda: start(curves.main), "losses.py"),
+    ],
+)
+def test_modules_and_files_of_ones_own_say_the_same(
+    words: list[str],
+    begin: Callable[[], object],
+    called: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["analysis", "curves"])
+    monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit, match="2"):
-        study.main()
-    said = capsys.readouterr().err
-    assert said.startswith("error: python -m analysis curves needs records: `regimes ablate")
-
-
-def test_a_file_of_ones_own_is_called_by_its_path(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["losses.py"])
-    with pytest.raises(SystemExit, match="2"):
-        start(curves.main)
-    assert capsys.readouterr().err.startswith("error: python losses.py needs records: ")
+        begin()
+    assert capsys.readouterr().err.startswith(f"error: python {called} needs records: `regimes ")
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
@@ -151,30 +151,6 @@ def test_the_list_may_be_read_by_a_command_that_ends(monkeypatch: pytest.MonkeyP
         with pytest.raises(SystemExit) as end:
             study.main()
     assert end.value.code == 128 + signal.SIGPIPE
-
-
-def test_figure_is_among_the_commands(
-    command: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    done = command("figure", "--help")
-    assert done.returncode == 0
-    assert "regimes figure 2 runs/small" in done.stdout
-
-
-def test_the_help_of_a_figure_begins_with_what_it_shows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("2", "3", "8", "deficit"):
-        figure = FIGURES[name]
-        with pytest.raises(SystemExit) as ended:
-            offered.begin_figure(name, ["--help"])
-        assert not ended.value.code
-        said = " ".join(capsys.readouterr().out.split())
-        assert (
-            said.partition("] ")[2]
-            .removeprefix("[--out PATH] ")
-            .startswith(f"[[PATH [PATH ...]]] [--out PATH] {figure.shows}")
-        ), name
 
 
 def test_every_figure_takes_the_style_of_a_paper(

@@ -151,17 +151,8 @@ MISTAKES = [
     (f"[schedules.a]\nrate = 1{'0' * 400}\n", "expected a positive number up to 1e+30"),
     ("[schedules.a]\nrate = 0.1\nrates = [1]\n", "a.rates = [1]: expected no such key beside rate"),
     ("rate = 0.1\nrates = [1]\n[schedules.a]\n", "rates = [1]: expected no such key beside rate"),
-    *[
-        (
-            f"rates = {rates}\n[schedules.a]\n",
-            "schedules.a = 'a at 0.1': expected a name of its own",
-        )
-        for rates in ([0.1, 0.1], [0.1, 0.1000000001])
-    ],
-    (
-        "[schedules.a]\nrates = [0.1]\n[schedules.'a at 0.1']\n",
-        "schedules.a at 0.1 = 'a at 0.1': ex",
-    ),
+    ("rates = [0.1, 0.1000000001]\n[schedules.a]\n", "schedules.a = 'a at 0.1': expected a name"),
+    ("[schedules.a]\nrates = [0.1]\n[schedules.'a at 0.1']\n", "schedules.a at 0.1 = 'a at 0.1'"),
     (
         "[schedules.a]\n[schedules.'b from 1']\n[schedules.b]\nbranch = {of = 'a', at = 1}\n",
         "schedules.b = 'b from 1': expected a name of its own",
@@ -174,10 +165,7 @@ MISTAKES = [
         (f"[schedules.{name!r}]\n", f"schedules = {name!r}: expected a name for a folder")
         for name in ("../../elsewhere", "/elsewhere", "..", ".", "", "x" * 101)
     ],
-    *[
-        (f'[schedules."a{letter}"]\n', "expected a name for a folder")
-        for letter in ("\\u001b", "\\\\")
-    ],
+    *[(f'[schedules."a{x}"]\n', "expected a name for a folder") for x in ("\\u001b", "\\\\")],
 ]
 
 
@@ -208,13 +196,10 @@ def test_seeds_are_a_number_or_different_ones(seeds: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("grid")
-def test_a_grid_is_not_run_and_a_file_that_lacks_is_named(command: Callable) -> None:
+def test_a_grid_is_not_run(command: Callable) -> None:
     done = command("run", "mine.toml")
     assert done.returncode == 2
     assert "is a grid of schedules: regimes ablate mine.toml" in done.stderr
-    done = command("ablate", "yours.toml")
-    assert done.returncode == 2
-    assert "cannot read the grid yours.toml" in done.stderr
 
 
 # -- options that are fields -----------------------------------------------------------------
@@ -223,7 +208,6 @@ def test_a_grid_is_not_run_and_a_file_that_lacks_is_named(command: Callable) -> 
 @pytest.mark.parametrize(
     ("words", "write"),
     [
-        (["run", "smoke", "--epochs", "3"], "--set epochs=3"),
         (["run", "smoke", "--epochs=3"], "--set epochs=3"),
         (["run", "smoke", "--lr", "0.1", "--seed", "3"], "--set optimizer.lr=0.1"),
         (["ablate", "smoke", "--batch-size", "16"], "--set batch_size=16"),
@@ -235,31 +219,12 @@ def test_a_grid_is_not_run_and_a_file_that_lacks_is_named(command: Callable) -> 
         (["ablate", "smoke", "--seed", "2"], "--seeds 1 --first-seed 2"),
         (["tune", "smoke", "--seed=2"], "--seeds 1 --first-seed 2"),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_a_field_as_an_option_is_answered(words: list[str], write: str, command: Callable) -> None:
     done = command(*words)
     assert done.returncode == 2
     assert done.stderr.endswith(f"is no option of regimes {words[0]}: write {write}\n")
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("verb", "says"),
-    [
-        ("run", "required"),
-        ("ablate", "required"),
-        ("tune", "required"),
-        ("cost", "name one preset"),
-    ],
-)
-def test_a_command_alone_says_what_it_needs(
-    verb: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["regimes", verb])
-    with pytest.raises((SystemExit, ConfigError)) as ended:
-        app.cli()
-    assert says in f"{capsys.readouterr().err} {ended.value}"
 
 
 @pytest.mark.parametrize("verb", ["ablate", "tune"])
@@ -287,7 +252,7 @@ def test_a_base_may_be_a_file_beside_the_grid(
         get_grid(f"{where}/none.toml")
 
 
-WRONG = ("workers=0", "batch_size=0", "levels.low=-1", "compressor.name=nothing")
+WRONG = ("workers=0", "levels.low=-1")
 
 
 def test_a_folder_without_configurations_is_no_grid(command: Callable, tmp_path: Path) -> None:
@@ -307,13 +272,11 @@ def test_a_wrong_setting_ends_an_ablation_before_its_first_run(
     assert not [*tmp_path.glob("runs/**/run.json")]
 
 
+AGAIN = "interrupted; start the same command again to go on\n"
 INTERRUPTED = {
     "run smoke": "interrupted; continue with --resume\n",
-    "ablate smoke": "interrupted; start the same command again to go on\n",
-    "tune smoke": "interrupted; start the same command again to go on\n",
-    "branch runs/x --at 1 --out y": "interrupted; start the same command again to go on\n",
-    "harm smoke": "interrupted; start the same command again to go on\n",
-    "plan smoke --seconds 60": "interrupted; start the same command again to go on\n",
+    **dict.fromkeys(("ablate smoke", "tune smoke", "branch runs/x --at 1 --out y"), AGAIN),
+    **dict.fromkeys(("harm smoke", "plan smoke --seconds 60"), AGAIN),
     "report runs": "interrupted\n",
 }
 

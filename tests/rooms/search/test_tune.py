@@ -38,13 +38,6 @@ def cells() -> dict[str, RunConfig]:
     }
 
 
-def score(config: RunConfig) -> float:
-    """Best at a rate that depends on the level, and a little on the seed."""
-    best = {"low": 0.4, "high": 0.2}[config.policy["level"]]
-    o = config.optimizer
-    return 1 - abs(o.lr - best) - 0.1 * abs(o.momentum - 0.9) - 1e-4 * config.seed
-
-
 def trained_by(
     monkeypatch: pytest.MonkeyPatch,
     ran: list[tuple[Path, RunConfig]],
@@ -70,7 +63,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, RunConfig]]:
 
     def scores(folders: list[Path]) -> tuple[str, tuple[float, ...]]:
         known = dict(ran)
-        return "accuracy", tuple(score(known[folder]) for folder in folders)
+        return "accuracy", tuple(searches.by_level(known[folder]) for folder in folders)
 
     monkeypatch.setattr(sweep, "is_finished", lambda folder, config: False)
     monkeypatch.setattr(tune, "read_scores", scores)
@@ -82,7 +75,7 @@ def brute_force(cell: RunConfig) -> str:
 
     def mean(settings: list[str]) -> float:
         made = [override(cell, [*settings, f"seed={seed}"]) for seed in SEEDS]
-        return sum(map(score, made)) / len(made)
+        return sum(map(searches.by_level, made)) / len(made)
 
     every = [
         [f"{k}={v}" for k, v in zip(VALUES, texts, strict=True)]
@@ -267,20 +260,15 @@ def test_a_command_without_values_is_refused(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_values_without_an_equals_sign() -> None:
-    with pytest.raises(ConfigError, match="needs the form key=value,value"):
-        tune.read_values(["optimizer.lr"])
-
-
-@pytest.mark.parametrize("text", ["0.1,0.1", "0.1,0.2,0.10", ",", "0.1,", "[4,8],[4, 8]", "a,'a'"])
-def test_a_value_that_is_tried_twice_or_is_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected values, each once"):
-        tune.read_values([f"optimizer.lr={text}"])
-
-
-def test_values_of_a_field_that_has_some() -> None:
-    with pytest.raises(ConfigError, match="lr has values already"):
-        tune.read_values(["optimizer.lr=0.1,0.2", "optimizer.lr=0.4"])
+def test_values_that_are_none() -> None:
+    odd = ("0.1,0.1", "0.1,0.2,0.10", ",", "0.1,", "[4,8],[4, 8]", "a,'a'")
+    for texts, says in (
+        (["optimizer.lr"], "needs the form key=value,value"),
+        (["optimizer.lr=0.1,0.2", "optimizer.lr=0.4"], "lr has values already"),
+        *(([f"optimizer.lr={text}"], "expected values, each once") for text in odd),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            tune.read_values(texts)
 
 
 def test_the_real_thing(tmp_path: Path) -> None:
@@ -333,18 +321,8 @@ def test_the_documented_commands_tune_every_arm(
     command: Any, untrained: list[Any], tmp_path: Path
 ) -> None:
     """Those of README and of the page; `smoke` is a grid and a preset."""
-    done = command(
-        "tune",
-        "smoke",
-        "--values",
-        "optimizer.lr=0.1,0.2,0.4",
-        "--set",
-        "data.validation_size=100",
-        "--seeds",
-        "1",
-        "--budget",
-        "1",
-    )
+    words = "--values optimizer.lr=0.1,0.2,0.4 --set data.validation_size=100 --seeds 1 --budget 1"
+    done = command("tune", "smoke", *words.split())
     epochs = [cell.epochs for cell in get_grid("smoke").values()]
     assert len(epochs) == 9
     assert f"the trials need {3 * sum(epochs)} epochs" in done.stderr  # at 3 rates
@@ -369,11 +347,8 @@ def test_the_price_is_that_of_the_longest_trials(untrained: list[Any], tmp_path:
     ("words", "says"),
     [
         (["--budget", "nan"], "--budget = nan: expected a number of epochs above 0"),
-        (["--budget", "inf"], "--budget = inf: expected a number of epochs above 0"),
         (["--budget", "-1"], "--budget = -1.0: expected a number of epochs above 0"),
         (["--halving", "1"], "--halving = 1: expected a whole number from 2 up"),
-        (["--halving", "0"], "--halving = 0: expected a whole number from 2 up"),
-        (["--halving", "-3"], "--halving = -3: expected a whole number from 2 up"),
         (["--seeds", "0"], "--seeds = 0: expected 1 to 10000"),
         (["--seeds", "1000000000"], "--seeds = 1000000000: expected 1 to 10000"),
         (["--jobs", "0"], "--jobs = 0: expected at least 1"),

@@ -10,6 +10,33 @@ from typing import Any
 
 REFERENCE = Path(__file__).parents[2] / "data" / "reference"
 Rows = list[dict[str, Any]]
+DRAWABLE = {  # an archive that each command without grids of its own can draw
+    "agreement": "detection-signals-smoke",
+    "batch": "small-batch",
+    "claims": "small",
+    "collapse": "smoke-quirks-topk",
+    "controls": "smoke-controls",
+    "criticality": "harm-lm",
+    "cost": "small",
+    "lost-time": "harm-smoke",
+    "curves": "small-joint",
+    "deficit": "smoke-deficit",
+    "detectors": "lstm-small",
+    "edge": "rates-edge",
+    "equal-epochs": "paper-cifar10-short",
+    "figure2": "small",
+    "figure3": "small-signals",
+    "figure4a": "small-overlap",
+    "law": "harm-lm",
+    "norm-hessian": "small-signals",
+    "levels": "lstm-small",
+    "mechanism": "rates-lm",
+    "narrowing": "rates-when",
+    "onset": "harm-lm",
+    "rivals": "smoke-rivals",
+    "settings": "harm-lm",
+    "tournament": "tournament-lm",
+}
 
 
 @functools.cache

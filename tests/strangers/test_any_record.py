@@ -136,7 +136,61 @@ def read_everything(folder: Path) -> None:
 FILES = ("run.json", "epochs.jsonl", "seconds.jsonl", "events.jsonl", "chain.jsonl")
 
 
-@settings(max_examples=150, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
+NEEDED = {  # what a record cannot be read without
+    "run.json": {
+        *("schema", "config", "world", "data", "metric", "per_step", "layers", "steps_per_epoch"),
+        *(f"config.{x}" for x in ("name", "seed", "epochs", "workers", "levels", "signal")),
+        *(f"config.{x}" for x in ("compressor", "data", "model", "optimizer", "policy")),
+        *(f"config.{x}.name" for x in ("compressor", "data", "model", "policy")),
+        *("world.processes", "world.workers", "data.digest"),
+        *("per_step.low.floats", "per_step.low.bytes"),
+    },
+    "epochs.jsonl": {
+        *("epoch", "lr", "next_lr", "steps", "batch_size", "floats", "bytes", "statistics"),
+        *("train_loss", "test_loss", "metric", "churn.present", "churn.worker_steps"),
+        *("layers", *(f"layers.{x}" for x in ("level", "floats", "bytes", "why"))),
+        *("unit", "unit.first", "unit.stop", "collectives"),
+        *(f"collectives.{x}{of}" for x in ("bytes", "calls") for of in ("", ".mean", ".gather")),
+    },
+}
+
+
+def read_json(file: Path) -> list[Any]:
+    text = file.read_text(encoding="utf-8")
+    return [json.loads(x) for x in ([text] if file.suffix == ".json" else text.splitlines())]
+
+
+def edit(file: Path, at: int, path: tuple[str | int, ...], value: Any) -> Any:
+    """Put the value there; what stood there before."""
+    lines = read_json(file)
+    before = replace(lines[at], path, value)
+    file.write_text("".join(json.dumps(x) + "\n" for x in lines), encoding="utf-8")
+    return before
+
+
+@pytest.mark.parametrize("name", ["run.json", "epochs.jsonl"])
+def test_no_place_may_have_another_kind_of_value_or_none(
+    name: str, whole: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    text = (folder / name).read_text()
+    needed = set()
+    for path in find_paths(read_json(folder / name)[-1]):
+        for value in (MISSING, 7, "x", [{}]):
+            before, said = edit(folder / name, -1, path, value), ""
+            try:
+                load(folder)
+            except RecordError as error:
+                said = str(error)
+            assert said or not must_refuse(path, before, value), (path, value)
+            if value is MISSING and said:
+                assert str(path[0]) in said, path
+                needed.update([".".join(path)] if {*map(type, path)} == {str} else [])
+            (folder / name).write_text(text)
+    assert needed == NEEDED[name]
+
+
+@settings(max_examples=80, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
 @given(data=st.data(), name=st.sampled_from(FILES), value=st.sampled_from(HOSTILE))
 def test_any_value_of_any_place_is_read_or_refused_in_one_sentence(
     whole: Path, data: st.DataObject, name: str, value: Any
@@ -144,12 +198,10 @@ def test_any_value_of_any_place_is_read_or_refused_in_one_sentence(
     folder = whole.parent / "runs" / "run"
     shutil.rmtree(folder.parent, ignore_errors=True)
     shutil.copytree(whole, folder)
-    text = (folder / name).read_text(encoding="utf-8")
-    lines = [json.loads(text)] if name == "run.json" else [json.loads(x) for x in text.splitlines()]
+    lines = read_json(folder / name)
     at = data.draw(st.integers(0, len(lines) - 1), label="line")
     path = data.draw(st.sampled_from(sorted(find_paths(lines[at]), key=str)), label="path")
-    before = replace(lines[at], path, value)
-    (folder / name).write_text("".join(json.dumps(x) + "\n" for x in lines), encoding="utf-8")
+    before = edit(folder / name, at, path, value)
     said = ""
     try:
         if name not in ("run.json", "epochs.jsonl"):

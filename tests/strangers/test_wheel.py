@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from archives import DRAWABLE
 from blocks import PAGES, blocks
 
 import regimes
@@ -30,35 +31,11 @@ DRAWN = {  # from records of its grid, or where none are committed, of a similar
     )
     for number, figure in FIGURES.items()
 }
-OTHERS = {  # the other commands; those of one run have it unpacked
-    "agreement": ["detection-signals-smoke"],
-    "batch": ["small-batch"],
+OTHERS: dict[str, list[str]] = {  # the other commands; those of one run have it unpacked
+    **{name: [archive] for name, archive in DRAWABLE.items() if name in commands()},
+    **{name: [] for name in ("lasso", "paper_times", "published", "quadratic")},
     "claims": [str(REFERENCE), "--paper"],
-    "collapse": ["smoke-quirks-topk"],
-    "controls": ["smoke-controls"],
-    "cost": ["small"],
-    "criticality": ["harm-lm"],
-    "curves": ["lstm-small"],
     "detectors": ["unpacked/low"],
-    "edge": ["rates-edge"],
-    "equal-epochs": ["paper-cifar10-short"],
-    "lost-time": ["harm-smoke"],
-    "figure2": ["small"],
-    "figure3": ["small-signals"],
-    "figure4a": ["small-overlap"],
-    "lasso": [],
-    "law": ["harm-lm"],
-    "levels": ["smoke-full"],
-    "mechanism": ["rates"],
-    "norm-hessian": ["small-signals"],
-    "narrowing": ["rates-when"],
-    "onset": ["harm-lm"],
-    "paper_times": [],
-    "published": [],
-    "quadratic": [],
-    "rivals": ["smoke-rivals"],
-    "settings": ["harm-lm", "harm-smoke"],
-    "tournament": ["smoke-controls"],
     "signals": ["unpacked/low/seed-1000"],
     "tables": ["small"],
 }

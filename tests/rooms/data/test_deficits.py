@@ -17,15 +17,7 @@ from regimes.training import build
 
 def test_windows_hold_their_first_epoch_and_not_their_last() -> None:
     chosen = Deficit(windows=((1, 3), (5, 6)))
-    assert [chosen.active(epoch) for epoch in range(7)] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
+    assert [epoch for epoch in range(7) if chosen.active(epoch)] == [1, 2, 5]
 
 
 def test_flipped_images_are_upside_down_and_not_mirrored() -> None:
@@ -154,8 +146,5 @@ def test_a_run_has_noisy_updates_in_the_windows_only(
     assert asked == [(7, 1, 0), (7, 1, 1), (7, 1, 2)]
     loss = record.epochs["test_loss"].tolist()
     assert loss[1] == pytest.approx(loss[0], rel=1e-2)  # batch norm's statistics have moved
-    assert [sum(row["statistics"]["norm:update"]) > 0 for row in record.rows] == [
-        True,
-        False,
-        True,
-    ]
+    norms = [sum(row["statistics"]["norm:update"]) for row in record.rows]
+    assert norms[1] == 0 < min(norms[0], norms[2])

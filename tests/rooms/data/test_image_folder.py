@@ -184,12 +184,6 @@ def test_odd_files_are_one_sentence_and_no_hang(tree, cache, spoil, message):
     assert not cache.exists()
 
 
-def test_a_pipe_is_no_archive(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tar")
-    with pytest.raises(DataError, match="must be an image folder or archive"):
-        load_images(DataConfig("folder", str(tmp_path / "pipe.tar")))
-
-
 @pytest.mark.parametrize("prefix", ["", "./", "pets/"])
 def test_links_lead_to_their_images(tree, prefix, tmp_path):
     """Symbolic and hard ones, and links to links, in a folder and in an archive of it."""
@@ -273,6 +267,9 @@ def test_bad_paths(tmp_path):
         load_images(DataConfig("folder"))
     with pytest.raises(DataError, match="nowhere does not exist"):
         load_images(DataConfig("folder", str(tmp_path / "nowhere")))
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(DataError, match="must be an image folder or archive"):
+        load_images(DataConfig("folder", str(tmp_path / "pipe.tar")))
     for name in ("text.tar.xz", "text.zip", "text.csv"):
         (tmp_path / name).write_text("hello")
         with pytest.raises(DataError, match=f"{name} is truncated or not a readable"):
@@ -300,15 +297,12 @@ def test_a_truncated_archive_is_an_error_or_complete(tree, suffix, monkeypatch):
         else:
             assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert errors > 30
-
-
-def test_a_flipped_bit_in_an_xz_archive(tree):
-    archive = pack(tree, ".tar.xz")
-    content = bytearray(archive.read_bytes())
-    content[len(content) // 2] ^= 4
-    archive.write_bytes(content)
-    with pytest.raises(DataError, match="truncated or not a readable"):
-        load_images(DataConfig("folder", str(archive)))
+    if suffix != ".tar":  # which has no checksum of its contents
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 4
+        archive.write_bytes(flipped)
+        with pytest.raises(DataError, match=str(archive)):
+            image_folder.load_tree(archive)
 
 
 @pytest.fixture
@@ -318,14 +312,6 @@ def real_archive() -> Path:
     if not path.is_file():
         pytest.skip("no CIFAR-10 archive: set REGIMES_TEST_CIFAR to an image-folder archive of it")
     return path
-
-
-def test_a_truncated_download_of_cifar(real_archive, tmp_path):
-    part = tmp_path / "part.tar.xz"
-    with open(real_archive, "rb") as whole:
-        part.write_bytes(whole.read(300_000))
-    with pytest.raises(DataError, match=r"part\.tar\.xz is truncated"):
-        load_images(DataConfig("folder", str(part)))
 
 
 @pytest.mark.slow

@@ -237,13 +237,6 @@ def test_an_empty_class_is_one_in_an_archive_too(pets: Path, suffix: str) -> Non
         load_images(DataConfig("folder", archive, resize=8))
 
 
-def test_what_is_no_archive_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match="not a readable image folder or archive") as caught:
-        load_images(DataConfig("folder", str(tmp_path / "notes.txt")))
-    assert "\n" not in str(caught.value)
-
-
 def test_names_in_a_zip_that_does_not_say_utf_8(pets: Path) -> None:
     """Info-ZIP, say, writes UTF-8 without the flag for it: here the flag is taken off."""
     (pets / "cat").rename(pets / "Kätzchen")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from configs import lstm as config
-from corpora import random_walk, write
+from corpora import random_walk
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from runs import same_bits, same_text, weights
@@ -22,13 +22,9 @@ from torch import nn
 from torch.nn import functional
 
 import regimes
-from regimes.base.config import to_dict
 from regimes.base.errors import ConfigError, DataError
-from regimes.base.reduction import CarryingLoss
 from regimes.collectives.world import World
-from regimes.data import load_task
 from regimes.data.language import NextWord, Streams, TextTask, cut_streams
-from regimes.data.task import Batches, Task
 from regimes.training import build
 
 torch.set_num_threads(1)
@@ -173,14 +169,6 @@ def test_rebatched_is_as_made_anew() -> None:
         assert torch.equal(a[1], b[1])
 
 
-def test_the_protocols_are_kept(text: Path) -> None:
-    task = load_task(config(text))
-    assert isinstance(task, Task)
-    assert isinstance(task, TextTask)
-    assert isinstance(task.loss, CarryingLoss)
-    assert isinstance(task.batches(config(text), torch.device("cpu"), torch.float64), Batches)
-
-
 # -- the loop --------------------------------------------------------------------------------
 
 
@@ -224,18 +212,17 @@ def test_dropout_goes_worker_by_worker(text: Path) -> None:
     assert not build.prepare_run(config(text, "model.dropout=0.2")).gradients.union
 
 
-@pytest.mark.parametrize("unit", [(), ("unit_steps=3",)])
 def test_resumed_equals_uninterrupted(
-    unit: tuple[str, ...], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the middle of an epoch, where a hidden state is being carried, and continued from
-    its beginning or, by units of 3 of its 7 steps, from its first step."""
-    c = config(text, *TOPK, *unit, "model.dropout=0.2", "dtype=float32", epochs=4)
+    """Stopped in the middle of an epoch, where a hidden state is being carried, and continued, by
+    units of 3 of its 7 steps, from the unit's first step."""
+    c = config(text, *TOPK, "unit_steps=3", "model.dropout=0.2", "dtype=float32", epochs=2)
     regimes.run(c, tmp_path / "whole")
     original = Streams.epoch
 
     def broken(self: Streams, epoch: int, hosted: range, first: int = 0) -> Iterator[Any]:
-        now = epoch == 2 and (first > 0 or not unit)
+        now = epoch == 1 and first > 0
         yield from islice(original(self, epoch, hosted, first), 2 if now else None)
         if now:
             raise KeyboardInterrupt
@@ -248,31 +235,13 @@ def test_resumed_equals_uninterrupted(
     same_bits(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize(
-    ("model", "lr"), [("lstm", 2.0), pytest.param("transformer", 0.2, marks=pytest.mark.slow)]
-)
-def test_a_text_that_repeats_is_learnt(model: str, lr: float, tmp_path: Path) -> None:
-    """Nine words round and round: from frequencies alone a perplexity of 3.69, from the last word
-    2.08, from all of them 1."""
-    text = write(tmp_path / "text", ["a b a c b c a b"] * 90, ["a b a c b c a b"] * 12)
-    c = config(
-        text,
-        f"model.name={model}",
-        "model.width=16",
-        "policy=static",
-        "policy.level=dense",
-        f"optimizer={{lr={lr}, clip=1.0}}",
-        epochs=12,
-    )
-    record = regimes.run(c, tmp_path / "run")
-    assert record.header["metric"] == "perplexity"
-    assert record.epochs["metric"].iloc[-1] < 1.5
-
-
 def test_the_header_says_what_was_read(text: Path, tmp_path: Path) -> None:
-    record = regimes.run(config(text, epochs=1), tmp_path / "run")
-    assert {"train": 800, "test": 201, "words": 11}.items() <= record.header["data"].items()
-    assert record.header["steps_per_epoch"] == 7
+    """And noise on updates, which is for any data, makes another run."""
+    plain = regimes.run(config(text, epochs=1), tmp_path / "run")
+    assert {"train": 800, "test": 201, "words": 11}.items() <= plain.header["data"].items()
+    assert plain.header["steps_per_epoch"] == 7
+    c = config(text, "deficit={name='gradient-noise', windows=[[0, 1]]}", epochs=1)
+    assert regimes.run(c, tmp_path / "noisy").epochs["metric"][0] != plain.epochs["metric"][0]
 
 
 # -- instruments -----------------------------------------------------------------------------
@@ -340,24 +309,22 @@ def test_instruments_measure_a_text(text: Path, tmp_path: Path) -> None:
         (
             ["data.sequence=67"],
             DataError,
-            "4 workers x 3 streams of 800 training tokens have 66 tokens each, fewer than "
-            "data.sequence = 67: lower batch_size or data.sequence, or raise data.train_size",
+            "have 66 tokens each, fewer than data.sequence = 67: ",
         ),
-        (["batch_size=200"], DataError, "have 0 tokens each, fewer than data.sequence = 10"),
         (["batch_size=201"], DataError, "too few for one step of 4 workers x 201"),
         (["model.name=vgg7"], ConfigError, "'vgg7' takes images, the data are text"),
-        (
-            ["data.name=digits", "data.path=none"],
-            ConfigError,
-            "'lstm' takes text, the data are images",
-        ),
-        (["data.augment=true"], ConfigError, "data.augment = True: expected none"),
-        (["data.image_size=16"], ConfigError, "data.image_size = 16: expected none"),
-        (["data.resize=16"], ConfigError, "data.resize = 16: expected none"),
-        (["data.test_share=0.5"], ConfigError, "data.test_share = 0.5: expected none"),
-        (["channels_last=true"], ConfigError, "channels_last = True: expected none"),
-        (["deficit={name='blur', windows=[[0, 1]]}"], ConfigError, "'blur': expected"),
-        (["deficit={name='labels', windows=[[0, 1]]}"], ConfigError, "'labels': expected"),
+        (["data.name=digits", "data.path=none"], ConfigError, "'lstm' takes text, the data are im"),
+        *[
+            ([f"{field}={value}"], ConfigError, f"{field} = {value.title()}: expected none")
+            for field, value in (
+                *(("data.augment", "true"), ("data.image_size", "16"), ("data.resize", "16")),
+                *(("data.test_share", "0.5"), ("channels_last", "true")),
+            )
+        ],
+        *[
+            ([f"deficit={{name='{name}', windows=[[0, 1]]}}"], ConfigError, f"'{name}': expected")
+            for name in ("blur", "labels")
+        ],
         (["instruments.curvature={images=80,batch=8}"], ConfigError, "at most 79, the training"),
         (["instruments.overlap={batches=[40]}"], ConfigError, "does not hold two batches"),
         (
@@ -375,14 +342,6 @@ def test_bad_input_is_one_sentence_before_any_work(
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "epochs.jsonl").exists()
-
-
-def test_noise_on_updates_works_on_a_text(text: Path, tmp_path: Path) -> None:
-    plain = regimes.run(config(text, epochs=1), tmp_path / "plain")
-    c = config(text, "deficit={name='gradient-noise', windows=[[0, 1]]}", epochs=1)
-    assert to_dict(c)["deficit"]["name"] == "gradient-noise"
-    noisy = regimes.run(c, tmp_path / "noisy")
-    assert noisy.epochs["metric"][0] != plain.epochs["metric"][0]
 
 
 def test_the_loss_is_the_mean_over_tokens(text: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from archives import DRAWABLE
 from configs import smoke_static
 
 import regimes
@@ -198,11 +199,6 @@ def test_rates_of_a_hooks_record_are_those_of_its_rows(pair: list[Record]) -> No
     assert "rates." in apart[0].variant
 
 
-def test_a_doubled_seed_is_refused(pair: list[Record]) -> None:
-    with pytest.raises(RecordError, match="would count twice: read only one of them"):
-        separate_experiments([*pair, pair[0]])
-
-
 def test_a_seed_that_chose_the_rate_is_marked(pair: list[Record]) -> None:
     seeds = [run.seed for run in pair]
     runs = [
@@ -262,20 +258,13 @@ def test_where_selects_by_what_the_header_says() -> None:
 
 def test_one_condition_is_a_text_and_true_is_no_number(pair: list[Record]) -> None:
     assert select_runs(pair, "name=" + pair[0].name)
-    pretrained = [
-        replace(
-            pair[0],
-            header={
-                **pair[0].header,
-                "config": {**pair[0].config, "data": {**pair[0].config["data"], "augment": value}},
-            },
-        )
-        for value in (True, 1)
-    ]
-    assert [r.config["data"]["augment"] for r in select_runs(pretrained, ["data.augment=1"])] == [1]
-    assert [
-        r.config["data"]["augment"] for r in select_runs(pretrained, ["data.augment=true"])
-    ] == [True]
+    runs = []
+    for value in (True, 1):
+        config = {**pair[0].config, "data": {**pair[0].config["data"], "augment": value}}
+        runs.append(replace(pair[0], header={**pair[0].header, "config": config}))
+    for text, chosen in (("1", runs[1]), ("true", runs[0])):
+        (found,) = select_runs(runs, [f"data.augment={text}"])
+        assert found is chosen
 
 
 @pytest.mark.parametrize("given", [5, ["runs"], None])
@@ -365,33 +354,6 @@ def test_the_table_of_an_ablation_has_a_row_for_each_experiment(pair: list[Recor
 
 # -- every command that averages -------------------------------------------------------------
 
-ARCHIVE = {  # records that each command without grids of its own can draw
-    "agreement": "detection-signals-smoke",
-    "batch": "small-batch",
-    "claims": "small",
-    "collapse": "smoke-quirks-topk",
-    "controls": "smoke-controls",
-    "criticality": "harm-lm",
-    "cost": "small",
-    "lost-time": "harm-smoke",
-    "curves": "small-joint",
-    "deficit": "smoke-deficit",
-    "detectors": "lstm-small",
-    "edge": "rates-edge",
-    "equal-epochs": "paper-cifar10-short",
-    "figure2": "small",
-    "figure3": "small-signals",
-    "figure4a": "small-overlap",
-    "law": "harm-lm",
-    "norm-hessian": "small-signals",
-    "levels": "lstm-small",
-    "mechanism": "rates-lm",
-    "narrowing": "rates-when",
-    "onset": "harm-lm",
-    "rivals": "smoke-rivals",
-    "settings": "harm-lm",
-    "tournament": "tournament-lm",
-}
 NO_MEAN = {  # read no records of ours, or draw one run
     "campaign",
     "paper_times",
@@ -414,7 +376,7 @@ def commands() -> dict[str, tuple[str, Begin]]:
     found: dict[str, tuple[str, Begin]] = {}
     for name, offer in offered.find_figures().items():
         grids = [g for g in offer.grids if (REFERENCE / f"{g}.tar.xz").exists()]
-        archive = ARCHIVE.get(name) or next(iter(grids), None)
+        archive = DRAWABLE.get(name) or next(iter(grids), None)
         if name in NO_MEAN:
             continue
         assert archive, f"{name}: which records can it draw?"

@@ -75,15 +75,6 @@ def test_a_crash_at_any_byte_leaves_a_readable_record(tmp_path: Path) -> None:
         assert len(read_lines(path)) == whole[:length].count(b"\n")
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run")
-    path = folder / "epochs.jsonl"
-    lines = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\n".join([lines[0], b"{broken", *lines[2:]]))
-    with pytest.raises(RecordError, match="line 2 is damaged"):
-        load(folder)
-
-
 def test_resume_sets_later_lines_aside_and_loses_none(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     RecordWriter.resume(folder, 1).close()
@@ -115,6 +106,14 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         load_all(tmp_path)
     with pytest.raises(RecordError, match=r"under .*absent, which does not exist"):
         load_all(tmp_path / "absent")
+    (tmp_path / "epochs.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"cannot read .*epochs\.jsonl"):
+        read_lines(tmp_path / "epochs.jsonl")
+    with pytest.raises(RecordError, match="no run in or under"):
+        pack_records(tmp_path, tmp_path / "a.tar.xz")
+    make(tmp_path / "run")
+    with pytest.raises(RecordError, match=r"cannot write .*: File exists"):
+        pack_records(tmp_path, tmp_path / "run/run.json/a.tar.xz")
 
 
 def test_a_later_schema_is_refused(tmp_path: Path) -> None:
@@ -123,9 +122,10 @@ def test_a_later_schema_is_refused(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({**header, "schema": 99}))
     with pytest.raises(RecordError, match="schema 99"):
         load(folder)
-    (folder / "run.json").write_text("{")
-    with pytest.raises(RecordError, match="is damaged"):
-        load(folder)
+    for text in ("{", '{"schema": "x"}', "[]", "3"):
+        (folder / "run.json").write_text(text)
+        with pytest.raises(RecordError, match="is damaged"):
+            load(folder)
 
 
 def test_an_archive_is_as_good_as_the_folder(tmp_path: Path) -> None:
@@ -203,13 +203,6 @@ def test_a_file_of_one_torn_line_can_be_continued(name: str, tmp_path: Path) -> 
     assert read_lines(folder / "events.jsonl")[-1]["event"] == "resume"
 
 
-@pytest.mark.parametrize("text", ['{"schema": 1}', '{"schema": "x"}', "[]", "3"])
-def test_odd_headers_are_damaged(text: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RecordError, match="is damaged"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("edit", [b"", b"\n", b'{"files":{}}\n'])
 def test_a_chain_that_was_emptied_is_an_edit(edit: bytes, tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
@@ -227,29 +220,6 @@ def test_an_archive_of_deep_folders_is_one_sentence(depth: int, tmp_path: Path) 
         tar.addfile(tarfile.TarInfo("/".join(["d"] * depth) + "/run.json"), io.BytesIO())
     with pytest.raises(RecordError, match="folders in more than 100 others"):
         load_all(tmp_path / "deep.tar.xz")
-
-
-def test_pack_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no run in or under"):
-        pack_records(tmp_path, tmp_path / "a.tar.xz")
-    make(tmp_path / "run")
-    with pytest.raises(RecordError, match=r"cannot write .*: File exists"):
-        pack_records(tmp_path, tmp_path / "run/run.json/a.tar.xz")
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "epochs.jsonl").mkdir()
-    with pytest.raises(RecordError, match=r"cannot read .*epochs\.jsonl"):
-        read_lines(tmp_path / "epochs.jsonl")
-
-
-@pytest.mark.parametrize("line", ["[1,2]", '{"x":1}', '{"epoch":1}', '{"epoch":1,"layers":7}'])
-def test_a_line_that_is_none_of_a_record_is_damage(line: str, tmp_path: Path) -> None:
-    folder = make(tmp_path / "run")
-    with (folder / "epochs.jsonl").open("a") as file:
-        file.write(f"{line}\n{json.dumps(row(4))}\n")
-    with pytest.raises(RecordError, match="damaged"):
-        load(folder)
 
 
 def test_a_statistic_of_some_epochs_only_is_missing_in_the_others() -> None:

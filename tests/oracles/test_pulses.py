@@ -4,6 +4,7 @@ residuals, with compression written out."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,70 +111,81 @@ def train(loop: Loop, run: Any, units: range, rule: Rule, lr: float = 0.1) -> No
 
 P2 = ["levels={low=2, high=1}", "policy={name='static', level='low'}"]
 T20 = ["compressor=topk", "levels={low=20, high=5}", "policy={name='static', level='low'}"]
-CASES: dict[str, tuple[list[str], Rule, dict[str, Any], Rule]] = {
-    "rank 1": (P2, powersgd(2), {"policy.level": "high"}, powersgd(1)),
-    "dense": (P2, powersgd(2), {"policy.level": "dense"}, dense),
-    "topk": (T20, topk(20, True), {"policy.level": "high"}, topk(5, True)),
-    "no feedback": (
-        T20,
-        topk(20, True),
-        {"compressor.error_feedback": False},
-        topk(20, False),
-    ),
+USUAL = {"P2": (P2, powersgd(2)), "T20": (T20, topk(20, True))}
+CASES: dict[str, tuple[str, dict[str, Any], Rule]] = {
+    "rank 1": ("P2", {"policy.level": "high"}, powersgd(1)),
+    "dense": ("P2", {"policy.level": "dense"}, dense),
+    "topk": ("T20", {"policy.level": "high"}, topk(5, True)),
+    "no feedback": ("T20", {"compressor.error_feedback": False}, topk(20, False)),
     "from powersgd to topk": (
-        P2,
-        powersgd(2),
+        "P2",
         {"compressor": "topk", "levels.low": 20, "levels.high": 5},
         topk(20, True),
     ),
 }
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("name", CASES)
-def test_a_pulse_is_a_loop_that_copies_its_state(name: str, at: int, tmp_path: Path) -> None:
-    settings, usual, changed, pulse = CASES[name]
-    trunk = regimes.run(config(*settings), tmp_path / "trunk")
-    record = regimes.branch(trunk, at=at, length=1, set=changed, out=tmp_path / "pulse")
-    assert len(record.rows) == 4
+class Trunk:
+    """A run of four units, and the loop before each of them and at the end."""
 
-    run = prepare_run(config(*settings))
-    whole = Loop(run.task.build(run.config).double())
-    train(whole, run, range(at), usual)
-    branch = copy.deepcopy(whole)
-    train(branch, run, range(at, at + 1), pulse)
-    train(branch, run, range(at + 1, 4), usual)
-    saved = weights(tmp_path / "pulse")
-    for layer, parameter in branch.model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
-    train(whole, run, range(at, 4), usual)  # the trunk: the same loop, and another result
-    saved = weights(tmp_path / "trunk")
-    for layer, parameter in whole.model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
-    assert record.rows[-1]["train_loss"] != trunk.rows[-1]["train_loss"]
+    def __init__(self, settings: list[str], rule: Rule, out: Path) -> None:
+        self.rule, self.record = rule, regimes.run(config(*settings), out)
+        self.run = prepare_run(config(*settings))
+        loop = Loop(self.run.task.build(self.run.config).double())
+        self.before = [copy.deepcopy(loop)]
+        for unit in range(4):
+            train(loop, self.run, range(unit, unit + 1), rule)
+            self.before.append(copy.deepcopy(loop))
 
 
-def test_another_rate_and_momentum(tmp_path: Path) -> None:
-    trunk = regimes.run(config(*P2), tmp_path / "trunk")
-    regimes.branch(trunk, at=2, set={"optimizer.lr": 0.05}, out=tmp_path / "branch")
-    run = prepare_run(config(*P2))
-    loop = Loop(run.task.build(run.config).double())
-    train(loop, run, range(2), powersgd(2))
-    train(loop, run, range(2, 4), powersgd(2), lr=0.05)
-    saved = weights(tmp_path / "branch")
+@pytest.fixture(scope="module")
+def trunk_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trunk]:
+    out = tmp_path_factory.mktemp("trunks")
+    return functools.cache(lambda name: Trunk(*USUAL[name], out / name))
+
+
+def has_the_weights_of(folder: Path, loop: Loop) -> None:
+    saved = weights(folder)
     for layer, parameter in loop.model.named_parameters():
         torch.testing.assert_close(parameter.detach(), saved[layer], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_the_rate_after_a_unit_is_the_next_units(at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_pulse_is_a_loop_that_copies_its_state(
+    name: str, at: int, trunk_of: Callable[[str], Trunk], tmp_path: Path
+) -> None:
+    usual, changed, pulse = CASES[name]
+    trunk = trunk_of(usual)
+    record = regimes.branch(trunk.record, at=at, length=1, set=changed, out=tmp_path)
+    assert len(record.rows) == 4
+    branch = copy.deepcopy(trunk.before[at])
+    train(branch, trunk.run, range(at, at + 1), pulse)
+    train(branch, trunk.run, range(at + 1, 4), trunk.rule)
+    has_the_weights_of(tmp_path, branch)
+    has_the_weights_of(trunk.record.folder, trunk.before[-1])  # and it has another result
+    assert record.rows[-1]["train_loss"] != trunk.record.rows[-1]["train_loss"]
+
+
+def test_another_rate(trunk_of: Callable[[str], Trunk], tmp_path: Path) -> None:
+    trunk = trunk_of("P2")
+    regimes.branch(trunk.record, at=2, set={"optimizer.lr": 0.05}, out=tmp_path)
+    loop = copy.deepcopy(trunk.before[2])
+    train(loop, trunk.run, range(2, 4), trunk.rule, lr=0.05)
+    has_the_weights_of(tmp_path, loop)
+
+
+def test_the_rate_after_a_unit_is_the_next_units(tmp_path: Path) -> None:
     """Oracle: the next row, within a pulse at another rate, at its ends and beside it."""
     falling = ("optimizer.schedule=cosine", "optimizer.per=step")
     trunk = regimes.run(config(*P2, *falling), tmp_path / "trunk")
-    pulse = regimes.branch(
-        trunk, at=at, length=2, set={"optimizer.lr": 0.05}, out=tmp_path / "pulse"
-    )
-    for record in (trunk, pulse):
+    pulses = [
+        regimes.branch(
+            trunk, at=at, length=2, set={"optimizer.lr": 0.05}, out=tmp_path / f"from {at}"
+        )
+        for at in (1, 2)
+    ]
+    for record in (trunk, *pulses):
         rates, following = ([row[name] for row in record.rows] for name in ("lr", "next_lr"))
         assert following[:-1] == rates[1:]
-    assert [row["lr"] for row in pulse.rows] != [row["lr"] for row in trunk.rows]
+        assert (rates == [row["lr"] for row in trunk.rows]) == (record is trunk)

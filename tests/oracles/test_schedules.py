@@ -94,6 +94,8 @@ def test_a_held_warm_up_lags() -> None:
     rate = LearningRate(config, 98, 98 * 300)
     found = [rate(98 * epoch) for epoch in range(8)]
     assert found == pytest.approx([0.1, 0.1, 0.16, 0.22, 0.28, 0.34, 0.4, 0.4])
+    from_zero = LearningRate(OptimizerConfig(lr=0.4, warmup_from=0.0, warmup_epochs=2), 98, 294)
+    assert [from_zero(98 * epoch) for epoch in range(3)] == pytest.approx([0.0, 0.2, 0.4])
 
 
 def test_a_rate_divided_by_more_than_a_float_is_none() -> None:

@@ -164,15 +164,6 @@ def test_layers_in_batches_are_layers_one_by_one(
     assert found[0][2] == found[1][2]  # the same traffic
 
 
-@given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.floats(0.5, 100))
-@settings(max_examples=200)
-def test_top_indices_against_a_stable_sort(values: list[int], percent: float) -> None:
-    tensor = torch.tensor(values, dtype=torch.float32)
-    k = num_kept(percent, len(values))
-    order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
-    assert top_indices(tensor, k).tolist() == sorted(order[:k])
-
-
 def sorted_selection(row: torch.Tensor, k: int) -> list[int]:
     """The slow and obvious one."""
     order = sorted(range(len(row)), key=lambda i: (-abs(row[i].item()), i))
@@ -198,6 +189,7 @@ def test_the_fast_selection_is_the_sorted_one(
         row = row.sort().values
     k, before = num_kept(percent, size), row.clone()
     expected = torch.tensor(sorted_selection(row, k))
+    assert top_indices(row, k).tolist() == expected.tolist()
     index, value = select_largest(row[None], k)
     assert torch.equal(index[0].long(), expected)
     assert torch.equal(value[0], before[expected])
@@ -287,13 +279,6 @@ def test_a_sample_that_misleads_costs_time_only() -> None:
     row[::stride] = torch.arange(len(row[::stride]), dtype=F64) + 2  # what it sees is the top
     for k in (1, 100, len(row) - 100, len(row) - 1):
         assert select_largest(row[None], k)[0][0].tolist() == sorted_selection(row, k)
-
-
-def test_top_indices_against_torch_topk() -> None:
-    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    for k in (1, 100, 5_000, 9_900, 10_000):
-        expected = values.abs().topk(k).indices.sort().values
-        assert torch.equal(top_indices(values, k).long(), expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -143,10 +143,11 @@ def check_meter(to: Reducer, table: dict[str, Any], level: Level, steps: int) ->
     chosen, met = make_compressor(table), to.world.meter.take_counts().layers
     for i, layer in enumerate(to.layers):
         once = chosen.cost(layer, level, WORKERS, F64.itemsize)
-        if chosen.data_dependent and level != DENSE and layer.compressed:
-            assert 0 < met[i].bytes <= steps * once.bytes, (layer, level)
-        else:
-            assert met[i].bytes == steps * once.bytes, (layer, level)
+        for sent, most in ((met[i].bytes, once.bytes), (met[i].floats, once.floats)):
+            if chosen.data_dependent and level != DENSE and layer.compressed:
+                assert 0 < sent <= steps * most, (layer, level)
+            else:
+                assert sent == steps * most, (layer, level)
 
 
 @EACH

@@ -192,7 +192,7 @@ def test_fragments_on_their_way_at_once_come_back_as_one_by_one() -> None:
 # -- gradients that are not finite, and errors -----------------------------------------------------
 
 
-@pytest.mark.parametrize("broken", range(4))
+@pytest.mark.parametrize("broken", [0, 2])
 @pytest.mark.parametrize(("compressor", "low", "high"), EVERY)
 def test_one_broken_number_fills_its_bucket_and_is_known(
     compressor: Compressor, low: Level, high: Level, broken: int

@@ -182,13 +182,6 @@ def test_a_state_of_before_a_field_of_its_compressor_was_there_is_taken() -> Non
     assert repr(hook.state_dict()) == repr(saved)
 
 
-def test_a_number_that_no_float_holds_is_not_logged(tmp_path: Path) -> None:
-    hook = regimes.attach(wrapped(), policy="accordion", record=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"log: loss = 10*\.\.\.: expected a number"):
-        hook.log(loss=10**400)
-    hook.log(loss=10**300)
-
-
 @pytest.mark.parametrize(
     "key",
     ["steps", "total", "parts", "traffic", "rows", "layers", "gauges", "lr", "pace"],
@@ -218,15 +211,13 @@ def test_no_folder_has_a_nul_in_its_name(folder: str | Path) -> None:
 # -- what may be logged, loaded and attached again -------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "value",
-    [torch.ones(1, device="meta"), torch.ones(2), torch.ones(1, dtype=torch.complex64)],
-    ids=["meta", "two", "complex"],
-)
-def test_what_is_no_number_is_not_logged(value: torch.Tensor, tmp_path: Path) -> None:
+def test_what_is_no_number_is_not_logged(tmp_path: Path) -> None:
     hook = regimes.attach(wrapped(), policy="accordion", record=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
-        hook.log(loss=value)
+    complex_one = torch.ones(1, dtype=torch.complex64)
+    for value in (torch.ones(1, device="meta"), torch.ones(2), complex_one, 10**400):
+        with pytest.raises(ConfigError, match=r"log: loss = .*: expected a number"):
+            hook.log(loss=value)
+    hook.log(loss=10**300)
 
 
 @pytest.mark.parametrize(
@@ -332,20 +323,8 @@ def test_the_optimizer_is_recorded_as_it_is(tmp_path: Path) -> None:
     assert optimizer.keys() == {"name", "options", "lr", "schedule"}
     assert record.epochs["lr"].tolist() == pytest.approx(cosine_rates(0.1))
     known = {
-        "name",
-        "seed",
-        "epochs",
-        "unit_steps",
-        "workers",
-        "batch_size",
-        "data",
-        "model",
-        "optimizer",
-        "compressor",
-        "levels",
-        "policy",
-        "signal",
-        "start_compressing_after",
+        *("name", "seed", "epochs", "unit_steps", "workers", "batch_size", "data", "model"),
+        *("optimizer", "compressor", "levels", "policy", "signal", "start_compressing_after"),
         "dtype",
     }
     assert json.loads((tmp_path / "run/run.json").read_text())["config"].keys() == known

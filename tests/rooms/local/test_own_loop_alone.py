@@ -86,21 +86,10 @@ def test_a_value_in_a_sentence_has_one_line(value: Any) -> None:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        *[
-            ({"seed": value}, f"seed = {value!r}: expected a whole number of at most 63 bits")
-            for value in ("x", 0.5, True, None, 10**30)
-        ],
-        *[
-            ({"timeout": value}, f"timeout = {value!r}: expected a positive number of seconds")
-            for value in (-1, float("nan"), "600", None)
-        ],
-    ],
-)
-def test_local_steps_refuse_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence.replace("+", r"\+")):
+@pytest.mark.parametrize("given", [{"seed": "x"}, {"seed": None}, {"timeout": -1}])
+def test_local_steps_refuse_in_a_sentence(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()  # `test_ddp_arguments` has other values
+    with pytest.raises(ConfigError, match=f"^{name} = {value!r}: expected a"):
         begun(**given)
 
 

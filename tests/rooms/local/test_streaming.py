@@ -163,8 +163,7 @@ class Norms(Streaming):
                 self.sums[i] = self.sums[i] + movement
 
 
-@pytest.mark.parametrize("nesterov", ["true", "false"])
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(("name", "nesterov"), [*zip(PLACES, ["true", "false"] * 2, strict=True)])
 def test_the_norm_is_that_of_the_pseudo_gradients(name: str, nesterov: str, tmp_path: Path) -> None:
     """Without compression the means of what was sent are the updates: both readings are alike."""
     both = "instruments={norms={readings=['update','global']}}"

@@ -24,7 +24,6 @@ from regimes.search import sweep
 from regimes.training import build, gradients
 
 torch.set_num_threads(1)
-SLOW = pytest.mark.slow
 GROW = "batch_policy={name='windows', windows=[[0, 2]], inside='low', outside='high'}"
 SIZES = "batch_levels={low=8, high=24}"
 
@@ -38,35 +37,23 @@ def same(a: Path, b: Path, tolerance: float = 0.0) -> None:
 # -- accumulation ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("union", [True, False])
-def test_an_accumulated_gradient_is_that_of_the_whole_batch(union: bool) -> None:
-    """Without BatchNorm's batch statistics the mean over 24 is the mean of three means over 8."""
+@pytest.mark.parametrize(("union", "batch"), [(True, 24), (False, 24), (True, 20)])
+def test_an_accumulated_gradient_is_that_of_the_whole_batch(union: bool, batch: int) -> None:
+    """Without BatchNorm's batch statistics the mean over 24 is the mean of three means over 8, and
+    a short last micro-batch weighs its share."""
     parts = build.prepare_run(config(SIZES, GROW, f"union_pass={str(union).lower()}"))
     gradients = parts.gradients
     for module in parts.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.0
             module.forward = lambda x: x  # type: ignore[method-assign, assignment]
-    x, y = next(iter(parts.batches.rebatched(24).epoch(0, range(4))))
+    x, y = next(iter(parts.batches.rebatched(batch).epoch(0, range(4))))
     losses = gradients.compute_gradients(x, y, 0, 0)
     cut = gradients.stack.clone()
     gradients.micro_batch = None
     whole_losses = gradients.compute_gradients(x, y, 0, 0)
     torch.testing.assert_close(cut, gradients.stack, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(losses, whole_losses, rtol=1e-12, atol=0)
-
-
-def test_a_short_last_micro_batch_weighs_its_share() -> None:
-    parts = build.prepare_run(config())
-    for module in parts.model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.forward = lambda x: x  # type: ignore[method-assign, assignment]
-    x, y = next(iter(parts.batches.rebatched(20).epoch(0, range(4))))  # 8 + 8 + 4
-    parts.gradients.compute_gradients(x, y, 0, 0)
-    cut = parts.gradients.stack.clone()
-    parts.gradients.micro_batch = None
-    parts.gradients.compute_gradients(x, y, 0, 0)
-    torch.testing.assert_close(cut, parts.gradients.stack, rtol=1e-10, atol=1e-12)
 
 
 def test_no_two_passes_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

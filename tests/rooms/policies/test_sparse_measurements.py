@@ -209,7 +209,7 @@ def steered(table: dict[str, Any], units: Sequence[PastEpoch], layers: int) -> l
 
 
 @given(histories())
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_each_policy_is_its_naive_rule(case: tuple[dict[str, Any], list[PastEpoch]]) -> None:
     table, units = case
     layers = len(units[0].statistics["norm"])

@@ -50,7 +50,8 @@ def test_checkpoints_by_units_and_by_time(
     monkeypatch.setattr(loop, "_train_unit", slow)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(loop, "save_run", lambda run, out: found.append(len(run.rows)))
-    c = override(config(epochs=7), ["unit_steps=none", "policy=static", *settings])
+    short = ["policy=static", "data.train_size=32", "data.test_size=20"]  # a step each
+    c = override(config(epochs=7), [*short, *settings])
     regimes.run(c, tmp_path / "run")
     assert found == saved
 

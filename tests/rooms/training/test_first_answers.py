@@ -66,8 +66,7 @@ def test_an_output_of_several_parts_asks_for_a_loss(kind: type, tmp_path: Path) 
     assert len(record.rows) == 2
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("place", [0, 40, 63])
+@pytest.mark.parametrize(("value", "place"), [(torch.nan, 0), (torch.inf, 40), (torch.nan, 63)])
 def test_data_that_are_not_finite_are_named_and_not_the_rate(
     place: int, value: float, tmp_path: Path
 ) -> None:

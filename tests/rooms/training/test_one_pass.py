@@ -239,15 +239,6 @@ def test_what_is_exact_takes_one_pass_and_has_the_numbers_of_a_pass_for_each(
 # -- what it is not exact for ------------------------------------------------------------------
 
 
-class Counted(nn.BatchNorm1d):
-    """BatchNorm that normalises with its running statistics, which each pass moves."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.running_mean.lerp_(x.mean(0), 0.1)  # type: ignore[union-attr]
-        return x - self.running_mean  # type: ignore[operator]
-
-
 def replaced_buffer(model: Made, x: Tensor) -> Tensor:
     model.seen = 0.9 * model.seen + 0.1 * x.detach().mean(0)
     return x
@@ -475,7 +466,8 @@ APART: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any]]] = {
         "classes",
         {"policy": ReadsNoise()},
     ),
-    "each worker's norm": (network, "classes", {"set": {"signal": "worker0"}}),
+    "a worker's norm": (network, "classes", {"set": {"signal": "worker0"}}),
+    "each worker's norm": (network, "classes", {"set": {"signal": "local-mean"}}),
     "an instrument that says nothing": (
         network,
         "classes",

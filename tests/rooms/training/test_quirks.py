@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 
@@ -162,16 +161,9 @@ def test_a_run_in_which_layers_send_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_processes_agree_that_a_layer_sends_nothing(tmp_path: Path) -> None:
-    sets = [word for setting in AUTHORS for word in ("--set", setting)]
-    for processes in (1, 2):
-        words = ["run", "smoke", *sets, "--processes", str(processes), "--out", str(processes)]
-        subprocess.run(
-            [sys.executable, "-m", "regimes", *words],
-            cwd=tmp_path,
-            check=True,
-            capture_output=True,
-            timeout=200,
-        )
-    alone, two = (regimes.load(tmp_path / name) for name in "12")
+    config = override(get_preset("smoke"), list(AUTHORS))
+    alone = regimes.run(config, tmp_path / "1")
+    forked.train(config, tmp_path / "2", 2)
+    two = regimes.load(tmp_path / "2")
     assert counts(two) == counts(alone)
     assert two.epochs["train_loss"].to_list() == pytest.approx(alone.epochs["train_loss"].to_list())

@@ -7,7 +7,6 @@ import math
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,11 +28,11 @@ from regimes.base.config import RunConfig, override
 from regimes.base.errors import ConfigError, DataError, RecordError, TrainingError
 from regimes.collectives.world import World
 from regimes.compression.background import Background
-from regimes.data import classification, images
-from regimes.records import Record, load, read_lines
+from regimes.data import images
+from regimes.records import load, read_lines
 from regimes.records.writer import RecordWriter
 from regimes.search import sweep
-from regimes.training import build, checkpoint, gradients, loop
+from regimes.training import build, checkpoint, gradients
 
 torch.set_num_threads(1)
 POWERSGD: tuple[str, ...] = ()
@@ -61,29 +60,19 @@ def test_a_run_ends_the_threads_of_its_exchanges() -> None:
 # -- evaluation ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("every", "known"), [(2, [1, 3, 4]), (3, [2, 4]), (9, [4])])
-def test_every_so_many_units_and_the_last_are_evaluated(
-    every: int, known: list[int], tmp_path: Path
-) -> None:
+def test_every_so_many_units_and_the_last_are_evaluated(tmp_path: Path) -> None:
     """All else is as in a run that evaluates each unit."""
-    words = ("epochs=5", "data.validation_size=100")
+    words = ("epochs=4", "data.validation_size=100")
     regimes.run(config(*words), tmp_path / "each")
-    regimes.run(config(*words, f"evaluate_every={every}"), tmp_path / "some")
-    each, some = (read_lines(tmp_path / name / "epochs.jsonl") for name in ("each", "some"))
-    for unit, (a, b) in enumerate(zip(each, some, strict=True)):
-        if unit in known:
+    for count, known in ((2, [1, 3]), (3, [2, 3]), (9, [3])):
+        some = tmp_path / str(count)
+        record = regimes.run(config(*words, f"evaluate_every={count}"), some)
+        for unit, (a, b) in enumerate(zip(rows(tmp_path / "each"), rows(some), strict=True)):
+            if unit not in known:
+                a |= {"test_loss": None, "metric": None}
+                del a["validation"]
             assert a == b
-        else:
-            assert (b["test_loss"], b["metric"]) == (None, None)
-            del a["validation"]
-            assert a | {"test_loss": None, "metric": None} == b
-    record = load(tmp_path / "some")
-    assert record.epochs["metric"].notna().to_numpy().nonzero()[0].tolist() == known
-
-
-def test_a_budget_needs_each_unit_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluate_every = 2: expected 1 with a budget"):
-        regimes.run(config("evaluate_every=2", "budget={}"), tmp_path)
+        assert record.epochs["metric"].notna().to_numpy().nonzero()[0].tolist() == known
 
 
 @pytest.mark.parametrize("precision", ["strict", "bfloat16"])
@@ -154,50 +143,15 @@ def test_processes_equal_the_simulation_of_other_trainings(name: str, tmp_path: 
     same_run(tmp_path / "one", tmp_path / "two", tolerance=1e-9)
 
 
-@pytest.mark.parametrize("compressor", ["powersgd", "randomk"])
-def test_the_union_pass_equals_worker_by_worker(compressor: str, tmp_path: Path) -> None:
-    levels = {"randomk": (30, 5)}.get(compressor, (4, 1))
-    c = config(f"compressor={compressor}", f"levels.low={levels[0]}", f"levels.high={levels[1]}")
-    union = regimes.run(c, tmp_path / "union")
-    apart = regimes.run(replace(c, union_pass=False), tmp_path / "apart")
-    assert union.header["world"]["union_pass"]
-    assert not apart.header["world"]["union_pass"]
-    same_run(tmp_path / "union", tmp_path / "apart", tolerance=1e-10)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "signal=local-mean",
-        "signal=worker0",
-        "optimizer.clip=1.0",
-        "compressor=topk",
-        "sync_policy={name='static',level='4'}",
-    ],
-)
-def test_what_needs_each_workers_gradient_takes_no_union_pass(setting: str) -> None:
-    assert build.prepare_run(config()).gradients.union
-    assert not build.prepare_run(config(setting)).gradients.union
-
-
-def test_a_model_with_dropout_goes_worker_by_worker() -> None:
-    from regimes.training.gradients import draws_random_numbers
-
-    x = torch.ones(2, 4)
-    assert draws_random_numbers(torch.nn.Sequential(torch.nn.Dropout(0.5)), x)
-    assert not draws_random_numbers(torch.nn.Linear(4, 4), x)
-
-
-@pytest.mark.parametrize("model", ["vgg7", "resnet8"])
-def test_channels_last_is_the_same_training(model: str, tmp_path: Path) -> None:
-    c = config(f"model.name={model}", epochs=2)
+def test_channels_last_is_the_same_training(tmp_path: Path) -> None:
+    c = config("model.name=resnet8", epochs=1)
     regimes.run(c, tmp_path / "planes")
     regimes.run(replace(c, channels_last=True), tmp_path / "last")
     same_run(tmp_path / "planes", tmp_path / "last", tolerance=1e-9)
 
 
 def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
-    c = config("precision=bfloat16", "dtype=float32", "policy=static")
+    c = config("precision=bfloat16", "dtype=float32", "policy=static", epochs=2)
     record = regimes.run(c, tmp_path / "run")
     exact = regimes.run(replace(c, precision="strict"), tmp_path / "exact")
     ours, theirs = (r.epochs["train_loss"].to_numpy() for r in (record, exact))
@@ -205,42 +159,16 @@ def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
     assert abs(ours / theirs - 1).max() < 0.2
 
 
-def test_one_worker_without_compression_is_plain_sgd(tmp_path: Path) -> None:
-    """The oracle is a bare torch loop."""
-    c = config("workers=1", "policy=static", "policy.level=dense", epochs=2)
-    regimes.run(c, tmp_path / "run")
-    parts = build.prepare_run(c)
-    model = parts.task.build(c).double()
-    sgd = torch.optim.SGD(
-        model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-4
-    )
-    for epoch in range(2):
-        sgd.param_groups[0]["lr"] = [0.1, 0.25][epoch]
-        for x, y in parts.batches.epoch(epoch, [0]):
-            sgd.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[0]), y[0]).backward()
-            sgd.step()
-    for name, tensor in weights(tmp_path / "run").items():
-        torch.testing.assert_close(tensor, model.state_dict()[name], rtol=1e-12, atol=1e-12)
-
-
-def test_low_equal_to_high_makes_accordion_static(tmp_path: Path) -> None:
-    a = regimes.run(config("levels.high=4"), tmp_path / "a")
-    b = regimes.run(config("policy=static", "levels.high=4"), tmp_path / "b")
-    assert a.epochs["train_loss"].tolist() == b.epochs["train_loss"].tolist()
-
-
 # -- resume ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "compressor",
-    [POWERSGD, TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
-    ids=["powersgd", "topk", "quantise"],
+    [TOPK, ("compressor=quantise", "levels.low=8", "levels.high=2")],
+    ids=["topk", "quantise"],
 )
 def test_resumed_equals_uninterrupted(compressor: tuple[str, ...], tmp_path: Path) -> None:
-    c = config("dtype=float32", *compressor)
-    resumed_alike(c, tmp_path, 2)
+    resumed_alike(config("dtype=float32", *compressor), tmp_path, 2)
 
 
 def test_checkpoints_every_so_many_epochs_and_resume_between_them(tmp_path: Path) -> None:
@@ -443,29 +371,12 @@ class pair(nn.Module):
     [
         ([*TOPK, "levels.low=101"], ConfigError, "percentage in (0, 100]"),
         (["levels.low=1", "levels.high=4"], ConfigError, "sends less than levels.high"),
-        (
-            ["compressor={name='quantise'}", "levels={low=4, high=8}"],  # as many numbers
-            ConfigError,
-            "levels.low = 4 sends less than levels.high = 8",
-        ),
-        (["compressor=dense"], ConfigError, "level of dense = 4: expected"),
+        (["compressor={name='quantise'}", "levels={low=4, high=8}"], ConfigError, "levels.low = 4"),
         (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
-        (["policy=static", "policy.level=middle"], ConfigError, "add levels.middle"),
-        (["levels.dense=4"], ConfigError, "levels.dense is always"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
-        (["policy=os:path"], ConfigError, "is no dataclass"),
-        (["policy=:x"], ConfigError, "cannot import the policy"),
-        (["device=meta"], ConfigError, "device = 'meta' cannot be used"),
-        (["model.name=vgg8"], ConfigError, "vgg7"),
-        (["device=tpu7"], ConfigError, "device = 'tpu7' cannot be used"),
-        (["device=hpu"], ConfigError, "device = 'hpu' cannot be used"),
-        (["instruments.everything={}"], ConfigError, "unknown instrument 'everything'"),
-        (['instruments.norms.readings=["all"]'], ConfigError, "instruments.norms.readings[0]"),
+        (["evaluate_every=2", "budget={}"], ConfigError, "evaluate_every = 2: expected 1"),
+        *[([f"device={x}"], ConfigError, f"device = '{x}' cannot be") for x in ("meta", "tpu7")],
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),
-        (["data.name=folder", "data.path=nowhere"], DataError, "nowhere"),
-        (["data.name=cifar10", "data.path=nowhere"], DataError, "nowhere"),
-        (["policy=regimes:PowerSGD"], ConfigError, "is no policy: it has no"),
-        (["compressor=regimes:Static"], ConfigError, "is no compressor: it has no linear"),
         (["deficit=regimes:Static"], ConfigError, "is no deficit: it has no windows"),
         (["instruments.regimes:Static.level=low"], ConfigError, "no instrument: it has no every"),
         (["batch_policy=regimes:PowerSGD"], ConfigError, "batch_policy.name = 'regimes:PowerSGD'"),
@@ -487,30 +398,14 @@ def test_bad_input_is_one_sentence_before_any_work(
 
 
 def test_the_command_line_prints_one_sentence_and_a_code(
-    tmp_path: Path, command: Callable[..., subprocess.CompletedProcess[str]]
+    command: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    words = [sys.executable, "-m", "regimes", "run", "smok"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 2
-    assert (
-        done.stderr
-        == "error: unknown preset 'smok': did you mean 'smoke'? Known: "
-        + (done.stderr.partition("Known: ")[2])
-    )
+    done = command("run", "smok")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: unknown preset 'smok': did you mean 'smoke'? Known: ")
     done = command("run", "smoke", "--processes", "3")
     assert done.returncode == 2
     assert "workers = 4: expected a multiple of the number of processes, 3" in done.stderr
-
-
-def test_a_folder_keeps_its_run(tmp_path: Path) -> None:
-    c = config(epochs=1)
-    regimes.run(c, tmp_path / "run")
-    with pytest.raises(RecordError, match="already holds a run"):
-        regimes.run(c, tmp_path / "run")
-    with pytest.raises(RecordError, match="differs in seed"):
-        regimes.run(replace(c, seed=9), tmp_path / "run", resume=True)
-    with pytest.raises(RecordError, match="holds no run"):
-        regimes.run(c, tmp_path / "empty", resume=True)
 
 
 def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) -> None:
@@ -522,40 +417,7 @@ def test_an_ablation_refuses_results_of_another_configuration(tmp_path: Path) ->
         sweep.is_finished(tmp_path / "cell", override(c, ["optimizer.lr=0.01"]))
 
 
-def test_resume_refuses_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    regimes.run(config(epochs=1), tmp_path / "run")
-    load = images.load_images
-    monkeypatch.setattr(images, "load_images", lambda c: replace(load(c), digest="changed"))
-    with pytest.raises(RecordError, match="was trained on other data"):
-        regimes.run(config(epochs=1), tmp_path / "run", resume=True)
-
-
 # -- during training -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("union", [True, False])
-def test_a_loss_that_is_not_finite_stops_and_says_where(
-    union: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    c = config(f"union_pass={str(union).lower()}")
-    original = classification.classification_loss
-    calls = 0
-
-    def poisoned(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        steps = 3 * (1 if union else 4)  # per epoch
-        at = 2 * steps + (0 if union else 4 + 2)  # third epoch; second step, worker 2
-        return original(model, x, y) * (float("nan") if calls == at + 1 else 1.0)
-
-    monkeypatch.setattr(classification, "classification_loss", poisoned)
-    with pytest.raises(TrainingError) as error:
-        regimes.run(c, tmp_path / "run")
-    where = "the union of workers 0, 1, 2, 3 is not finite in epoch 2, step 0"
-    assert ("worker 2 is not finite in epoch 2, step 1" if not union else where) in str(error.value)
-    record: Record = regimes.load(tmp_path / "run")
-    assert record.epochs["epoch"].tolist() == [0, 1]
-    assert read_lines(tmp_path / "run/events.jsonl")[-1]["event"] == "stopped"
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_have_it(
@@ -587,15 +449,3 @@ def test_a_process_that_dies_stops_the_others_within_seconds(victim: int, tmp_pa
     assert (ends[victim].code, ends[1 - victim].code) == (-signal.SIGKILL, 3)
     assert "lost contact" in ends[1 - victim].said
     assert len(regimes.load(tmp_path).epochs) >= 2
-
-
-def test_a_warm_up_may_start_from_zero(tmp_path: Path) -> None:
-    """At a rate of zero nothing but BatchNorm's statistics moves."""
-    settings = "optimizer.warmup_from=0", "optimizer.warmup_epochs=2"
-    loop.run(config(*settings, epochs=1), tmp_path)
-    (row,) = read_lines(tmp_path / "epochs.jsonl")
-    assert row["lr"] == 0.0
-    assert row["next_lr"] > 0.0
-    fresh = build.prepare_run(config(*settings)).model
-    for name, parameter in fresh.named_parameters():
-        assert torch.equal(weights(tmp_path)[name], parameter)

@@ -11,7 +11,7 @@ import torch
 from configs import lstm as text_config
 from configs import smoke as config
 from corpora import random_walk
-from runs import resumed_alike, weights
+from runs import weights
 
 import regimes
 from regimes.base.errors import ConfigError
@@ -25,8 +25,6 @@ from regimes.training.build import prepare_run
 from regimes.training.units import Units
 
 torch.set_num_threads(1)
-POWERSGD: tuple[str, ...] = ()
-TOPK = ("compressor=topk", "levels.low=50", "levels.high=2")
 STATIC = ("policy=static", "policy.level=high")  # 120 images, 4 x 8: 3 steps per epoch
 
 
@@ -47,9 +45,7 @@ def test_units_cover_each_step_once(per_epoch: int, size: int | None, total: int
     assert len(units) == math.ceil(total / (size or per_epoch))
 
 
-@pytest.mark.parametrize(
-    "size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5, 100))]
-)
+@pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 100))])
 def test_the_unit_does_not_change_the_training(size: int, tmp_path: Path) -> None:
     """A static level, a rate per step: the weights are those of whole epochs, bit for bit."""
     rate = ("optimizer.per=step", "optimizer.schedule=cosine")
@@ -91,11 +87,6 @@ def test_a_hidden_state_runs_on_from_unit_to_unit(text: Path, tmp_path: Path) ->
             assert torch.equal(tensor, weights(tmp_path / model / "units")[name])
 
 
-def test_resumed_within_an_epoch(text: Path, tmp_path: Path) -> None:
-    """Where a hidden state is being carried."""
-    resumed_alike(text_config(text, "unit_steps=3"), tmp_path, 2)
-
-
 def test_a_policy_decides_per_unit_and_replays(tmp_path: Path) -> None:
     c = config("unit_steps=2")
     record = regimes.run(c, tmp_path / "run")
@@ -112,18 +103,6 @@ def test_baselines_are_as_long_as_the_detector_in_units(tmp_path: Path) -> None:
         found = replay_rule(record, make_rule(words, record))
         assert found.groupby("epoch")["critical"].first().sum() == 6
     assert make_rule(default_rules([record])[0], record) == NormChange(interval=1)
-
-
-def test_a_single_epoch_may_have_many_units(tmp_path: Path) -> None:
-    record = regimes.run(
-        config("unit_steps=1", "optimizer.decay_epochs=[]", epochs=1), tmp_path / "run"
-    )
-    assert len(record.rows) == 3
-
-
-def test_steps_in_place_of_epochs(tmp_path: Path) -> None:
-    record = regimes.run(config(*STATIC, "steps=7"), tmp_path / "run")
-    assert [row["steps"] for row in record.rows] == [3, 3, 1]
 
 
 def test_a_batch_policy_within_units(tmp_path: Path) -> None:

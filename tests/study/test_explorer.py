@@ -216,7 +216,7 @@ def test_names_from_a_record_are_text_not_html() -> None:
 
 
 def test_explorer_reads_archives_and_starts_where_it_is_told() -> None:
-    archive = ROOT / "data" / "reference" / "small-signals.tar.xz"
+    archive = ROOT / "data" / "reference" / "small.tar.xz"
     view = explorer(archive, eta=0.7, bandwidth=3e8)
     assert view.children[0].children[1].children[0].value == 0.7
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -42,6 +42,7 @@ def pulses(
 # -- fit -------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(st.floats(-2, 5), st.floats(0.01, 10), st.floats(0.01, 10))
 def test_harms_that_obey_the_law_give_it_back(p: float, one: float, other: float) -> None:
     harms = [level * rate**p for level in (one, other) for rate in RATES]

@@ -21,6 +21,7 @@ for name in (
     "regimes.data.classification",
     "regimes.data.language",
     "regimes.hook.local.starting",
+    "regimes.compression.powersgd",
     "regimes.compression.sparse",
     "regimes.instruments.curvature",
     "forked",

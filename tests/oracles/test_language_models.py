@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from regimes.base.errors import ConfigError
-from regimes.data.models import build_model
+from regimes.data.models import build_model, lstm
 from regimes.data.models.transformer import encode_positions
 from regimes.instruments.hessian.differentiable import twice_differentiable
 
@@ -241,3 +241,22 @@ def test_initialisation():
 def test_a_width_that_heads_cannot_divide(width):
     with pytest.raises(ConfigError, match=f"width = {width}: expected a multiple of 32, or even"):
         build_model("transformer", classes=3, width=width)
+
+
+def test_each_layer_of_an_lstm_is_one_piece_for_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the arguments of ``torch._cudnn_rnn_flatten_weight``, for one layer each."""
+    given: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lstm.cudnn, "is_acceptable", lambda _: True)
+    monkeypatch.setattr(lstm.cudnn.rnn, "get_cudnn_mode", lambda mode: mode)
+    monkeypatch.setattr(lstm, "flatten_lstm_weights", lambda *args: given.append(args))
+    layers = lstm.Layers(3, 5, 2, batch_first=True)
+    assert [args[0] for args in given] == [tuple(weights) for weights in layers.all_weights]
+    rest = (
+        "LSTM",
+        5,
+        0,
+        1,
+        True,
+        False,
+    )  # mode, hidden, projection, layers, batch first, both ways
+    assert [args[1:] for args in given] == [(4, size, *rest) for size in (3, 5)]

@@ -62,6 +62,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
         {"schedule": "cosine", "warmup_steps": 50, "warmup_from": LR / 4},
         after_warmup(50, lambda o: theirs.CosineAnnealingLR(o, STEPS - 50)),
     ),
+    "warm-up and cyclic": (
+        {"schedule": "cyclic", "cycle_steps": 100, "warmup_steps": 50, "warmup_from": LR / 4},
+        after_warmup(50, lambda o: theirs.CosineAnnealingWarmRestarts(o, 100)),
+    ),
 }
 
 

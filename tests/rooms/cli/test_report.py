@@ -187,6 +187,16 @@ def test_provenance_and_commands(small: Page) -> None:
     assert tempfile.gettempdir() not in small.text
 
 
+def test_checkpoints_are_counted_with_their_bytes(folder: Path) -> None:
+    for unit, run in enumerate(sorted(folder.glob("*/*"))):
+        place = run / "checkpoints" / f"epoch-{unit:04}"
+        place.mkdir(parents=True)
+        (place / "process-0.pt").write_bytes(bytes(250_000))
+    with select_while_loading(["name=low"]):
+        found = dict(content.tabulate_provenance(content.read_study(folder, folder)))
+    assert found["checkpoints"] == ["2, 0.5 MB"]
+
+
 def test_commands_draw_the_same_page(folder: Path) -> None:
     where = ["name=low"]
     with select_while_loading(where):

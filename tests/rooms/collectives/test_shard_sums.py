@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,20 @@ def test_a_meter_of_replicas_has_every_byte(monkeypatch: pytest.MonkeyPatch) -> 
     meter = world.take_meter(1)
     assert (meter.layers[0].floats, meter.layers[0].bytes) == (2 * many, 8 * many + 2)
     assert meter.sent["mean"] == 2 * many + 4
+
+
+def test_parts_of_several_types_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two shards that hold the same numbers."""
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    world = ProcessWorld(1, torch.device("cpu"), Group((0, 1)), within=Group((0, 1)))
+
+    def gather(_: Any, into: Tensor, mine: Tensor) -> None:
+        into.view(2, -1).copy_(mine.expand(2, -1))
+
+    monkeypatch.setattr(world, "_wait_for", gather)
+    parts = [torch.full((2,), 1.0), torch.full((3,), 2), torch.full((2,), 3.0)]
+    joined = world.join_shards(parts, [2, 3, 2], [4, 5, 3])
+    assert [whole.tolist() for whole in joined] == [[1.0] * 4, [2] * 5, [3.0] * 3]
 
 
 @given(kinds=st.lists(st.sampled_from([torch.float32, torch.float16, torch.int64]), max_size=6))

@@ -49,6 +49,7 @@ def test_the_interface_is_named_where_it_can_be_the_cause(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", there)  # 2: all processes are on one node
     error = lost_processes.describe_loss("process 0 of 2", "here", "nobody", RuntimeError(text))
     assert said in str(error)
+    assert str(error).endswith(text)  # last, what torch says
     assert ("GLOO_SOCKET_IFNAME" in str(error)) == (WAY in said)
 
 

@@ -67,6 +67,15 @@ def test_a_folder_is_split_by_file_in_the_order_of_hashes(folder: Path) -> None:
     assert parts.facts == {"files": 9}
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_folder_of_fewer_than_three_files_is_one_text(number: int, tmp_path: Path) -> None:
+    contents = [*FILES.values()][5 : 5 + number]
+    for i, content in enumerate(contents):
+        (tmp_path / f"{i}.txt").write_bytes(content)
+    parts = read(tmp_path)
+    assert parts.facts.get("files") == (number if number >= 3 else None)
+
+
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=3, max_size=9))
 def test_three_files_or_more_give_every_part_one(contents: list[bytes]) -> None:
     parts = texts.by_file(contents, {})

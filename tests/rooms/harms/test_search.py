@@ -381,6 +381,22 @@ def test_longer_periods_and_larger_batches_save_what_a_policy_of_them_saves(
     assert saved == pytest.approx(found.saved[best], rel=0.02)
 
 
+def test_the_file_of_several_ladders_says_the_bytes_of_each() -> None:
+    shares = {"high in 0.*": 0.25, "high in 2.*": 0.5}
+    by_policy = SimpleNamespace(field="policy")
+    rule = {"name": "static", "level": "high"}
+    answer: Any = SimpleNamespace(
+        ladders={arm: SimpleNamespace(policy=rule, bytes=share) for arm, share in shares.items()},
+        kinds=dict.fromkeys(shares, SimpleNamespace(setup={}, by_policy=by_policy)),
+        sentences=list,
+    )
+    lines = [line for line in ladder.grid_toml(answer, smoke(), 2).splitlines() if "Bytes" in line]
+    assert lines == [
+        f"# Bytes, of those of the trunk ({arm}): rate ladder {share:.2f}."
+        for arm, share in shares.items()
+    ]
+
+
 @pytest.mark.slow
 def test_groups_of_layers_are_tried_by_themselves(tmp_path: Path) -> None:
     found = searched(tmp_path, groups=["0.*", "2.*"], margin=1000.0, runs=15)

@@ -24,7 +24,7 @@ from regimes.job.move_residuals import (
     on_processes,
     residuals_for,
 )
-from regimes.job.state import FORMAT, by_layer, check_format, join_states, of_workers
+from regimes.job.state import FORMAT, by_layer, check_format, join_states, of_workers, with_owed
 
 
 def divided(count: int, cuts: set[int], means: bool = False) -> list[dict[str, Any]]:
@@ -96,6 +96,15 @@ def test_a_worker_that_lacks_is_no_silent_zero(count: int) -> None:
             for parts in (half, divided(4, {2}))
         )
         assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_what_is_owed_is_put_also_where_a_layer_has_nothing_yet(local: bool) -> None:
+    owing = {"layers": {"a": {"memory": 1}}}
+    part = {"outer": {"momentum": 3, **owing}} if local else owing
+    (found,) = with_owed({"parts": [part]}, {"a": 2.0, "b": 4.0})["parts"]
+    table = {"a": {"memory": 1, "residual": 2.0}, "b": {"residual": 4.0}}
+    assert found == ({"outer": {"momentum": 3, "layers": table}} if local else {"layers": table})
 
 
 def test_a_state_of_each_process_is_the_state_of_all() -> None:

@@ -164,6 +164,22 @@ def test_one_panel_alone_has_its_labels(tmp_path: Path, width: float | None) -> 
     assert len(saved(tmp_path / "more", panel=3)[0].axes) == 2
 
 
+def test_one_panel_alone_of_those_that_share_both_axes_has_both_labels(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        with canvas.use_options(panel=number):
+            fig = style.figure(3)
+            axes = fig.subplots(2, 2, sharex="col", sharey="row")
+            for i, ax in enumerate(axes.flat):
+                ax.plot([0, 1], [0, i])
+            for i in range(2):
+                axes[1, i].set_xlabel(f"x of column {i}")
+                axes[i, 0].set_ylabel(f"y of row {i}")
+            style.save(fig, tmp_path / str(number), pd.DataFrame({"a": [1.0]}))
+        (ax,) = fig.axes
+        row, column = divmod(number - 1, 2)
+        assert (ax.get_xlabel(), ax.get_ylabel()) == (f"x of column {column}", f"y of row {row}")
+
+
 def test_options_end_with_their_block(tmp_path: Path) -> None:
     saved(tmp_path, width=3.3)
     assert canvas.current_options() == canvas.Options()

@@ -282,7 +282,9 @@ def test_runs_without_a_metric_do_not_count_in_n(pair: list[Record]) -> None:
         config = {**pair[0].config, "seed": seed}
         rows = [{**row, "metric": None if seed == 1 else 0.5} for row in pair[0].rows]
         runs.append(replace(pair[0], header={**pair[0].header, "config": config}, rows=rows))
-    assert dict(tabulate_schedules(runs).table(("n",)).rows)[pair[0].name] == "2 of 3"
+    table = tabulate_schedules(runs).table(("n", "metric", "of_base"))
+    assert table.heads == ("schedule", "n", "accuracy %", "of low")
+    assert {row[0]: row[1] for row in table.rows}[pair[0].name] == "2 of 3"
 
 
 # -- differences -----------------------------------------------------------------------------

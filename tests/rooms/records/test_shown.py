@@ -66,6 +66,27 @@ class Cell:
     update = lambda self, shown: self.texts.append(shown.data)  # noqa: E731
 
 
+def test_a_line_comes_soon_changes_four_times_a_second_and_says_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 5 units of 10 steps a training goes on with the third, at 4 s a step."""
+    import IPython.display
+
+    cell, clock = Cell(), [100.0]
+    monkeypatch.setattr(IPython.display, "display", cell.display)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    line = notebook.Line()
+    for clock[0] in (100.4, 100.6, 100.8, 100.9):
+        line.show(f"{clock[0]}")
+    assert re.findall(r">(\d.*?)<", "".join(cell.texts)) == ["100.6", "100.9"]
+    reporter, clock[0], cell.texts = CellLine(), 0.0, []
+    reporter.start({"config": {"name": "low", "seed": 3, "epochs": 5}, "metric": "accuracy"}, [])
+    for step in range(1, 5):
+        clock[0] = 4.0 * step
+        reporter.step(2, step, 10)
+    assert "low (3): epoch 3 of 5, step 4 of 10: 0:16, 1:44 left<" in cell.texts[-1]
+
+
 def test_a_cell_shows_its_training_and_is_empty_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

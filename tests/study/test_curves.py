@@ -183,7 +183,7 @@ def test_everything_is_compared_once(tmp_path: Path) -> None:
 
 
 MANY = {"harm-cyclic", "harm-cyclic-1800k", "harm-cyclic-460k", "harm-dip", "harm-dip-460k"}
-MANY |= {"lost-time-lm", "lost-time-sgd", "lost-time-cosine"}
+MANY |= {"lost-time-lm", "lost-time-sgd", "lost-time-cosine", "switch-lm"}
 
 
 def test_schedules_of_one_grid_look_different() -> None:

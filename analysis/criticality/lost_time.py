@@ -2,11 +2,12 @@
 
 All tables, of trees with as many seeds as there are::
 
-    regimes figure lost-time runs/harm-cyclic runs/harm-dip
+    regimes figure lost-time data/reference/lost-time-lm.tar.xz
 
-*Deletion* leaves the units of a pulse out: its share of the harm is lost time. The law of three
-pulses of an arm predicts its others (`analysis.criticality.law`). A *null* pulse changes nothing;
-its harm must be 0 exactly, and neither table counts it.
+*Deletion* leaves the units of a pulse out: its share of the harm is lost time. If harm is lost time
+times a power of the learning rate, harm over deletion has this exponent. The law of three pulses of
+an arm predicts its others (`analysis.criticality.law`). A *null* pulse changes nothing; its harm
+must be 0 exactly, and no other table counts it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ ALL = "all"
 TITLES = (
     "The law from three pulses",
     "Deletion: how much of the harm is lost time",
+    "Exponents of the learning rate",
     "Null pulses",
 )
+FIRST = 3  # onset from which on the exponents of harm over deletion were predicted
 
 
 @dataclass(frozen=True)
@@ -122,17 +125,22 @@ def scored_together(
     return {unit: law.scored(pd.concat(each)) for unit, each in said.items()}
 
 
+def beside_deletion(found: Tree) -> pd.DataFrame:
+    """The pulses whose units the same seed also left out: the columns of `Tree.pulses`, and
+    harm_deletion."""
+    keys = ["trunk", "onset", "length", "seed"]
+    left_out = found.pulses[found.pulses["kind"] == "deletion"]
+    there = found.pulses[found.pulses["kind"] == "pulse"]
+    return there.merge(left_out[[*keys, "harm"]], on=keys, suffixes=("", "_deletion"))
+
+
 def lost_time(found: Tree) -> pd.DataFrame:
     """One row per arm and onset with the same units left out by the same seeds: tree, arm, onset,
     n, harm and deletion (means with 95 % t intervals), share (of the means); and for each arm a row
     of all its onsets (onset -1): means over them by seed, and the interval of the share over seeds.
     """
     rows: list[dict[str, Any]] = []
-    keys = ["trunk", "onset", "length", "seed"]
-    left_out = found.pulses[found.pulses["kind"] == "deletion"]
-    there = found.pulses[found.pulses["kind"] == "pulse"]
-    both = there.merge(left_out[[*keys, "harm"]], on=keys, suffixes=("", "_deletion"))
-    for arm, of_arm in both.groupby("arm", sort=False):
+    for arm, of_arm in beside_deletion(found).groupby("arm", sort=False):
         whole = of_arm.groupby("seed")[["harm", "harm_deletion"]].mean()
         parts: dict[int, pd.DataFrame] = {-1: whole}
         parts |= {int(str(onset)): part for onset, part in of_arm.groupby("onset")}
@@ -143,6 +151,32 @@ def lost_time(found: Tree) -> pd.DataFrame:
             rows.append(row | {"share": row["deletion"] / row["harm"] if row["harm"] else math.nan})
         ends = ratio_interval(whole["harm_deletion"].to_list(), whole["harm"].to_list())
         rows[-len(parts)] |= dict(zip(interval_names("share"), ends, strict=True))
+    return pd.DataFrame(rows)
+
+
+def exponents(found: Tree, first: int = FIRST, left: int = 0) -> pd.DataFrame:
+    """One row per arm: tree, arm, n (trunks), and exponents of the learning rate with 95 % t
+    intervals over trunks: of harm, of deletion, and of harm over deletion; pulses (that were used),
+    without (pulses without a logarithm, because harm or deletion is zero or less: left out).
+
+    The exponent of one trunk is the slope of the logarithm over the logarithm of the rate.
+
+    Args:
+        first: onset from which on pulses count.
+        left: units to recover in that a pulse leaves, at least.
+    """
+    rows: list[dict[str, Any]] = []
+    both = beside_deletion(found)
+    both = both[(both["onset"] >= first) & (both["left"] >= left)]
+    for arm, part in both.groupby("arm", sort=False):
+        used = part[(part["harm"] > 0) & (part["harm_deletion"] > 0)]
+        harm, lost = used["harm"], used["harm_deletion"]
+        row: dict[str, Any] = {"tree": found.name, "arm": arm}
+        for name, values in {"harm": harm, "deletion": lost, "ratio": harm / lost}.items():
+            given = values.to_list(), used["rate"].to_list(), used["seed"].to_list()
+            of_trunk = laws.fit_exponents(*given) if len(used) else {}
+            row |= {"n": len(of_trunk)} | estimate([*of_trunk.values()], name)
+        rows.append(row | {"pulses": len(used), "without": len(part) - len(used)})
     return pd.DataFrame(rows)
 
 
@@ -165,6 +199,7 @@ def tables(
     frames = {
         "law": _together(predictions(one, three) for one in found),
         "deletion": _together(lost_time(one) for one in found),
+        "exponents": _together(exponents(one) for one in found),
         "null": _together(nulls(one) for one in found),
     }
     made = []
@@ -172,10 +207,12 @@ def tables(
         made.append(law_table(frames["law"]))
     if len(frames["deletion"]):
         made.append(deletion_table(frames["deletion"]))
+    if len(frames["exponents"]):
+        made.append(exponents_table(frames["exponents"]))
     if len(frames["null"]):
         columns = {"tree": word("tree"), "pulse": word("arm"), "pulses": word("n")}
         made.append(as_table(frames["null"], columns | {"largest harm": word("largest")}, 2))
-        made[-1] = replace(made[-1], title=TITLES[2])
+        made[-1] = replace(made[-1], title=TITLES[3])
     return frames, made
 
 
@@ -212,6 +249,21 @@ def deletion_table(rows: pd.DataFrame) -> Table:
         "share": mean("share", ".2f"),
     }
     return replace(as_table(rows, columns, 2), title=TITLES[1])
+
+
+def exponents_table(rows: pd.DataFrame) -> Table:
+    """`exponents`, rounded."""
+    columns = {
+        "tree": word("tree"),
+        "pulse": word("arm"),
+        "trunks": word("n"),
+        "pulses": word("pulses"),
+        "zero or less": word("without"),
+        "harm [95 %]": mean("harm", ".2f"),
+        "deletion [95 %]": mean("deletion", ".2f"),
+        "harm over deletion [95 %]": mean("ratio", ".2f"),
+    }
+    return replace(as_table(rows, columns, 2), title=TITLES[2])
 
 
 def sentences(found: Sequence[Tree], scores: Mapping[str, laws.Score]) -> list[str]:

@@ -264,6 +264,37 @@ def test_the_share_of_lost_time_has_the_interval_of_a_t_test() -> None:
     assert whole["share_ci_low"] < whole["share"] < whole["share_ci_high"]
 
 
+def test_harm_that_is_lost_time_times_the_rate_has_the_exponent_one_over_deletion() -> None:
+    """Deletion is 0.1 x rate^0.67, and harm is that times the rate times a level for each seed; the
+    rate at onset 40 is the lowest, and harm of zero there has no logarithm."""
+    onsets = (6, 9, 12, 15)
+    lost = {at: 0.1 * at**-0.67 for at in onsets}
+    harm = {("a", at): [level * lost[at] / at for level in (1.4, 1.6, 1.9)] for at in onsets}
+    pulses = made(harm | {("a", 40): [0.0, 1e-3, 1e-3]}).pulses
+    left_out = {("gone", at): [value] * 3 for at, value in (lost | {40: 0.1 * 40**-0.67}).items()}
+    tree = made({("a", 6): [0.0]})
+    both = Tree("drawn", pd.concat([pulses, made(left_out, "deletion").pulses]), tree.units)
+    (row,) = lost_time.exponents(both).to_dict("records")
+    assert row["deletion"] == pytest.approx(0.67)
+    assert (row["n"], row["pulses"], row["without"]) == (3, 14, 1)
+    exact = Tree("drawn", both.pulses[both.pulses["onset"] < 40], tree.units)
+    (row,) = lost_time.exponents(exact).to_dict("records")
+    assert (row["harm"], row["ratio"]) == pytest.approx((1.67, 1.0))
+    (late,) = lost_time.exponents(exact, first=12).to_dict("records")
+    assert (late["pulses"], late["ratio"]) == pytest.approx((6, 1.0))
+    assert lost_time.exponents(exact, left=4).empty  # each leaves three units
+
+
+def test_one_rate_has_no_exponent_and_no_positive_harm_neither() -> None:
+    """Their cells are empty, and the pulses that were left out are counted."""
+    arms = {("a", 6): [0.1, 0.2], ("b", 6): [-0.1, 0.0]}
+    pulses = pd.concat([made(arms).pulses, made({("gone", 6): [0.1, 0.1]}, "deletion").pulses])
+    rows = lost_time.exponents(Tree("drawn", pulses, {"trunk": "bits"}))
+    assert rows["ratio"].isna().all()
+    assert rows["without"].to_list() == [0, 2]
+    assert [line[-1] for line in lost_time.exponents_table(rows).rows] == ["", ""]
+
+
 def test_a_tree_of_the_records() -> None:
     """Its null pulses have a harm of exactly 0."""
     runs = records("harm-lm-constant")

@@ -20,6 +20,7 @@ from scipy import stats
 
 from analysis.criticality import law
 from analysis.findings.numbers import NUMBERS
+from analysis.findings.numbers import lost as lost_numbers
 from regimes.base.errors import RecordError
 from regimes.records import load_all
 
@@ -107,6 +108,49 @@ def test_two_trees_say_the_level_of_two_others() -> None:
     found = NUMBERS["law_two_trees"](joined(trees), 1.0, 3)
     assert found == pytest.approx([min(scores), np.mean(scores), max(scores)])
     assert found == pytest.approx([0.60, 0.67, 0.73], abs=0.02)
+
+
+LOST = [path.name.split(".")[0] for path in sorted(REFERENCE.glob("lost-time-*.tar.xz"))]
+MIDDLE = {"lost-time-cosine": 6}
+
+
+@pytest.mark.parametrize("tree", LOST)
+def test_what_was_predicted_of_lost_time(tree: str) -> None:
+    """The five predictions of a grid's head, from its archive's files."""
+    of_arm = {arm: lasting(found, 3, 21) for arm, found in archive(tree).items()}
+    harms = {arm: {p[1:3]: p.harm for p in found} for arm, found in of_arm.items()}
+    lost = harms["deletion"]
+
+    def spread(values: Sequence[float]) -> list[float]:
+        ends = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        return [float(np.mean(values)), *map(float, ends)]
+
+    def over(arm: str) -> list[float]:
+        ratios = [
+            p._replace(harm=p.harm / lost[p[1:3]] if lost[p[1:3]] > 0 else 0) for p in of_arm[arm]
+        ]
+        return spread([*slopes(ratios).values()])
+
+    def beside(onset: int) -> list[float]:
+        return spread([harms[WITH][key] - lost[key] for key in lost if key[1] == onset])
+
+    one, other = slopes(of_arm[WITH]), slopes(of_arm[WITHOUT])
+    ratio, plain, gap = over(WITH), over(WITHOUT), spread([one[t] - other[t] for t in one])
+    middle, late = beside(MIDDLE.get(tree, 9)), beside(18)
+    measured = [ratio, plain, gap, middle, late]
+    holds = [
+        abs(ratio[0] - 1) <= 0.15 and ratio[1] <= 1 <= ratio[2],
+        abs(plain[0]) <= 0.15 and plain[1] <= 0 <= plain[2],
+        abs(gap[0] - 1) <= 0.2,
+        middle[1] > 0,
+        late[0] < 0,
+    ]
+    found = lost_numbers.predictions(tree)
+    for said, theirs, holding in zip(found, measured, holds, strict=True):
+        ours = said.found.mean, said.found.low, said.found.high
+        assert ours == pytest.approx(theirs, abs=1e-9), said.says
+        assert said.holds == holding, said.says
+        assert said.found.n == 6
 
 
 # -- the page ----------------------------------------------------------------------------------

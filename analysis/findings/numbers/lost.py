@@ -1,0 +1,154 @@
+"""Is harm lost time? Numbers of the grids lost-time-lm, -sgd and -cosine, and what their heads say.
+
+A *source* is the name of an archive; several are separated by semicolons.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from regimes.base.console.tables import Table
+
+from ...criticality import fit as laws
+from ...criticality import law, lost_time
+from ..sources import number, record_read, records
+from ..values import Interval, mean_of
+
+NEAR, APART = 0.15, 0.2  # how far an exponent, and a difference of two, may be from the prediction
+MIDDLE = {"lost-time-cosine": 6}  # onset at the high rate, where it is not 9
+LATE = 18
+
+
+@functools.cache
+def _tree(source: str) -> lost_time.Tree:
+    return lost_time.tree(source, records(source))
+
+
+def _read(source: str) -> lost_time.Tree:
+    record_read(f"{source}.tar.xz")  # notes the read, even if the tree is cached
+    return _tree(source)
+
+
+def there(sources: str) -> list[str]:
+    """Those of some sources whose archive there is; a number changes with each that is added."""
+    return [name for name in sources.split("; ") if record_read(f"{name}.tar.xz").exists()]
+
+
+@number
+def lost_time_sources(sources: str) -> list[str]:
+    """The names of those archives that there are."""
+    return there(sources)
+
+
+@number
+def over_deletion(source: str, arm: str, onset: int) -> Interval:
+    """Harm of a pulse minus the harm of leaving its units out, by seed, in bits."""
+    both = lost_time.beside_deletion(_read(source))
+    part = both[(both["arm"] == arm) & (both["onset"] == onset)]
+    return mean_of((part["harm"] - part["harm_deletion"]).to_list())
+
+
+@number
+def ratio_exponent(source: str, arm: str, first: int = lost_time.FIRST, left: int = 0) -> Interval:
+    """The exponent of the learning rate in harm over deletion, mean over trunks."""
+    rows = lost_time.exponents(_read(source), first, left)
+    (row,) = rows[rows["arm"] == arm].to_dict("records")
+    return Interval(row["ratio"], row["ratio_ci_low"], row["ratio_ci_high"], n=row["n"])
+
+
+def _feedback_gap(source: str) -> Interval:
+    """The exponent of harm with feedback minus without, on the same trunks."""
+    pulses = _read(source).pulses
+    pulses = pulses[pulses["onset"] >= lost_time.FIRST]
+    one, other = (law.exponents(pulses[pulses["arm"] == arm]) for arm in law.ARMS)
+    found = laws.compare_exponents(one, other)
+    return Interval(found.value, found.low, found.high, n=found.n)
+
+
+# -- what was predicted ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Said:
+    """One of the predictions at the head of each of these grids, and what the records say.
+
+    Attributes:
+        says: the prediction.
+        found: what was measured.
+        holds: by the rule at the head.
+    """
+
+    says: str
+    found: Interval
+    holds: bool
+
+
+def _near(says: str, found: Interval, value: float, most: float) -> Said:
+    """The exponent is near a value, and its interval contains this value."""
+    holds = abs(found.mean - value) <= most and found.low <= value <= found.high
+    return Said(says, found, holds)
+
+
+def predictions(source: str) -> list[Said]:
+    """The five predictions of a grid with their verdicts."""
+    middle = MIDDLE.get(source, 9)
+    with_feedback, without = law.ARMS
+    more = over_deletion(source, with_feedback, middle)
+    less = over_deletion(source, with_feedback, LATE)
+    gap = _feedback_gap(source)
+    return [
+        _near("rank 1 over deletion: 1", ratio_exponent(source, with_feedback), 1, NEAR),
+        _near("without feedback, over deletion: 0", ratio_exponent(source, without), 0, NEAR),
+        Said("feedback adds 1 to the exponent of harm", gap, abs(gap.mean - 1) <= APART),
+        Said("at the high rate rank 1 costs more than deletion", more, more.low > 0),
+        Said(f"from {LATE} rank 1 costs less than deletion", less, less.mean < 0),
+    ]
+
+
+@number
+def lost_time_counts(sources: str) -> dict[str, int]:
+    """How many predictions hold, of how many."""
+    every = [said.holds for source in there(sources) for said in predictions(source)]
+    return {"holds": sum(every), "all": len(every)}
+
+
+@number
+def lost_time_predictions(sources: str) -> str:
+    """A table of the predictions, a column for each archive that there is."""
+    names = there(sources)
+    columns = [predictions(source) for source in names]
+    rows = [[each[0].says, *map(_verdict, each)] for each in zip(*columns, strict=True)]
+    return Table(["predicted", *names], rows).markdown()
+
+
+def _verdict(said: Said) -> str:
+    return f"{said.found.text(2, sign=True)}: {'holds' if said.holds else 'refuted'}"
+
+
+@number
+def lost_time_onsets(source: str) -> str:
+    """A table: by onset the rate, what leaving three units out costs, and each arm's harm over it,
+    as a ratio of means."""
+    both = lost_time.beside_deletion(_read(source))
+    rows = []
+    for onset, part in both.groupby("onset"):
+        cells = [str(onset), f"{part['rate'].mean():.2f}"]
+        cells.append(mean_of(_of(part, law.WITH, "harm_deletion")).text(3))
+        cells += [_ratio(part, arm) for arm in law.ARMS]
+        rows.append([*cells, over_deletion(source, law.WITH, int(str(onset))).text(3, sign=True)])
+    heads = ["from", "rate, of the peak", "three units left out, bits [95 %]"]
+    heads += ["rank 1, of it", "without feedback, of it", "rank 1 minus left out, bits [95 %]"]
+    return Table(heads, rows).markdown()
+
+
+def _of(part: pd.DataFrame, arm: str, column: str) -> Sequence[float]:
+    return list(part.loc[part["arm"] == arm, column])
+
+
+def _ratio(part: pd.DataFrame, arm: str) -> str:
+    harm, lost = (sum(_of(part, arm, column)) for column in ("harm", "harm_deletion"))
+    return f"{harm / lost:.2f}" if lost > 0 else ""

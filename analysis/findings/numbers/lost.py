@@ -60,10 +60,24 @@ def ratio_exponent(source: str, arm: str, first: int = lost_time.FIRST, left: in
     return Interval(row["ratio"], row["ratio_ci_low"], row["ratio_ci_high"], n=row["n"])
 
 
-def _feedback_gap(source: str) -> Interval:
+@number
+def exponent_of(source: str, name: str, first: int = law.FIRST, left: int = 1) -> Interval:
+    """The exponent of the learning rate in the harm of an arm, mean over trunks.
+
+    Args:
+        name: the arm; or "deletion".
+    """
+    arm, column = (law.WITH, name) if name == "deletion" else (name, "harm")
+    rows = lost_time.exponents(_read(source), first, left)
+    (row,) = rows[rows["arm"] == arm].to_dict("records")
+    return Interval(row[column], row[f"{column}_ci_low"], row[f"{column}_ci_high"], n=row["n"])
+
+
+@number
+def feedback_gap(source: str, left: int = 0) -> Interval:
     """The exponent of harm with feedback minus without, on the same trunks."""
     pulses = _read(source).pulses
-    pulses = pulses[pulses["onset"] >= lost_time.FIRST]
+    pulses = pulses[(pulses["onset"] >= lost_time.FIRST) & (pulses["left"] >= left)]
     one, other = (law.exponents(pulses[pulses["arm"] == arm]) for arm in law.ARMS)
     found = laws.compare_exponents(one, other)
     return Interval(found.value, found.low, found.high, n=found.n)
@@ -99,7 +113,7 @@ def predictions(source: str) -> list[Said]:
     with_feedback, without = law.ARMS
     more = over_deletion(source, with_feedback, middle)
     less = over_deletion(source, with_feedback, LATE)
-    gap = _feedback_gap(source)
+    gap = feedback_gap(source)
     return [
         _near("rank 1 over deletion: 1", ratio_exponent(source, with_feedback), 1, NEAR),
         _near("without feedback, over deletion: 0", ratio_exponent(source, without), 0, NEAR),

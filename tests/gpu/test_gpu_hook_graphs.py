@@ -303,6 +303,14 @@ def test_what_cannot_be_captured_is_refused_at_the_start(
         attached(device, graphs, compressor)
 
 
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("graphs", [None, 2])
+def test_a_record_says_how_many_graphs_were_kept(graphs: int | None) -> None:
+    with gpus.nccl(0):
+        hook = attached("cuda", graphs, PowerSGD(rank=2))[2]
+        assert hook.header["config"].get("graphs") == graphs
+
+
 class Waits(TopK):
     def exchange(self, bucket: Any, comm: Any) -> list[Tensor]:
         waiting()

@@ -139,9 +139,9 @@ class Hook(AttachedJob):
         self._agree_on_start(
             chosen.shared_facts(), seed, scaler=scaled, **source.shared_facts(), **probed
         )
-        about = options or RecordOptions("")
+        about, kept = options or RecordOptions(""), {} if graphs is None else {"graphs": graphs}
         self._prepare_record(
-            options, self._make_header(about, chosen, network, seed, **source.config)
+            options, self._make_header(about, chosen, network, seed, **source.config, **kept)
         )
         self.detached = False
         self.diverged = False  # has a whole unit had no finite gradient?

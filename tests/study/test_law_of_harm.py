@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import archives
 import independent_law
 import numpy as np
 import pandas as pd
@@ -19,8 +20,7 @@ from independent_law import Pulse, lasting, mixed, slopes
 from scipy import stats
 
 from analysis.criticality import law
-from analysis.findings.numbers import NUMBERS
-from analysis.findings.numbers import lost as lost_numbers
+from analysis.findings.numbers import NUMBERS, lost
 from regimes.base.errors import RecordError
 from regimes.records import load_all
 
@@ -119,7 +119,7 @@ def test_what_was_predicted_of_lost_time(tree: str) -> None:
     """The five predictions of a grid's head, from its archive's files."""
     of_arm = {arm: lasting(found, 3, 21) for arm, found in archive(tree).items()}
     harms = {arm: {p[1:3]: p.harm for p in found} for arm, found in of_arm.items()}
-    lost = harms["deletion"]
+    left_out = harms["deletion"]
 
     def spread(values: Sequence[float]) -> list[float]:
         ends = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
@@ -127,12 +127,13 @@ def test_what_was_predicted_of_lost_time(tree: str) -> None:
 
     def over(arm: str) -> list[float]:
         ratios = [
-            p._replace(harm=p.harm / lost[p[1:3]] if lost[p[1:3]] > 0 else 0) for p in of_arm[arm]
+            p._replace(harm=p.harm / left_out[p[1:3]] if left_out[p[1:3]] > 0 else 0)
+            for p in of_arm[arm]
         ]
         return spread([*slopes(ratios).values()])
 
     def beside(onset: int) -> list[float]:
-        return spread([harms[WITH][key] - lost[key] for key in lost if key[1] == onset])
+        return spread([harms[WITH][key] - left_out[key] for key in left_out if key[1] == onset])
 
     one, other = slopes(of_arm[WITH]), slopes(of_arm[WITHOUT])
     ratio, plain, gap = over(WITH), over(WITHOUT), spread([one[t] - other[t] for t in one])
@@ -145,12 +146,38 @@ def test_what_was_predicted_of_lost_time(tree: str) -> None:
         middle[1] > 0,
         late[0] < 0,
     ]
-    found = lost_numbers.predictions(tree)
+    found = lost.predictions(tree)
     for said, theirs, holding in zip(found, measured, holds, strict=True):
         ours = said.found.mean, said.found.low, said.found.high
         assert ours == pytest.approx(theirs, abs=1e-9), said.says
         assert said.holds == holding, said.says
         assert said.found.n == 6
+
+
+@pytest.mark.parametrize("rate", ["0.0015", "0.003", "0.006"])
+def test_what_was_predicted_of_the_way_back(rate: str) -> None:
+    """From the archive's lines: harm in the last unit, and what a whole run reaches in the last
+    three."""
+    rows = archives.rows_of("switch-lm")
+
+    def of(name: str, last: int = 1) -> np.ndarray:
+        each = [rows[f"{name} at {rate}", 18200 + seed][-last:] for seed in range(6)]
+        return np.array([np.mean([row["metric"] for row in of_run]) for of_run in each])
+
+    trunk = of("trunk")
+    after = {way: of(f"rank 1, {way} from 9") - of(f"rank 4, {way} from 12") for way in lost.WAYS}
+    once = of("rank 1 from 9") - trunk
+    each = [
+        after["dropped"] - (of("deletion from 9") - trunk),
+        once - after["dropped"],
+        once - after["fading"],
+        of("accordion", 3) - of("accordion, fading", 3),
+        of("rank 4 throughout, fading", 3) - of("trunk", 3),
+    ]
+    for said, values in zip(lost.switch_predictions(rate), each, strict=True):
+        ends_of = stats.t.interval(0.95, 5, values.mean(), stats.sem(values))
+        ours = said.found.mean, said.found.low, said.found.high
+        assert ours == pytest.approx((values.mean(), *ends_of), abs=1e-9), said.says
 
 
 # -- the page ----------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Is harm lost time? Numbers of the grids lost-time-lm, -sgd and -cosine, and what their heads say.
+"""Is harm lost time, and what does the way back to low compression cost? Numbers of the grids
+lost-time-lm, -sgd and -cosine, and of switch-lm, and what was predicted at their heads.
 
 A *source* is the name of an archive; several are separated by semicolons.
 """
@@ -17,10 +18,14 @@ from ...criticality import fit as laws
 from ...criticality import law, lost_time
 from ..sources import number, record_read, records
 from ..values import Interval, mean_of
+from . import differences, pulses
 
 NEAR, APART = 0.15, 0.2  # how far an exponent, and a difference of two, may be from the prediction
 MIDDLE = {"lost-time-cosine": 6}  # onset at the high rate, where it is not 9
 LATE = 18
+DELETION = "deletion"
+SWITCH, WAYS = "switch-lm", ("dropped", "fading")
+GAIN = (0.02, 0.05)  # bits that ACCORDION was predicted to gain
 
 
 @functools.cache
@@ -67,7 +72,7 @@ def exponent_of(source: str, name: str, first: int = law.FIRST, left: int = 1) -
     Args:
         name: the arm; or "deletion".
     """
-    arm, column = (law.WITH, name) if name == "deletion" else (name, "harm")
+    arm, column = (law.WITH, name) if name == DELETION else (name, "harm")
     rows = lost_time.exponents(_read(source), first, left)
     (row,) = rows[rows["arm"] == arm].to_dict("records")
     return Interval(row[column], row[f"{column}_ci_low"], row[f"{column}_ci_high"], n=row["n"])
@@ -76,9 +81,9 @@ def exponent_of(source: str, name: str, first: int = law.FIRST, left: int = 1) -
 @number
 def feedback_gap(source: str, left: int = 0) -> Interval:
     """The exponent of harm with feedback minus without, on the same trunks."""
-    pulses = _read(source).pulses
-    pulses = pulses[(pulses["onset"] >= lost_time.FIRST) & (pulses["left"] >= left)]
-    one, other = (law.exponents(pulses[pulses["arm"] == arm]) for arm in law.ARMS)
+    each = _read(source).pulses
+    each = each[(each["onset"] >= lost_time.FIRST) & (each["left"] >= left)]
+    one, other = (law.exponents(each[each["arm"] == arm]) for arm in law.ARMS)
     found = laws.compare_exponents(one, other)
     return Interval(found.value, found.low, found.high, n=found.n)
 
@@ -140,7 +145,7 @@ def lost_time_predictions(sources: str) -> str:
 
 
 def _verdict(said: Said) -> str:
-    return f"{said.found.text(2, sign=True)}: {'holds' if said.holds else 'refuted'}"
+    return f"{said.found.text(3, sign=True)}: {'holds' if said.holds else 'refuted'}"
 
 
 @number
@@ -166,3 +171,67 @@ def _of(part: pd.DataFrame, arm: str, column: str) -> Sequence[float]:
 def _ratio(part: pd.DataFrame, arm: str) -> str:
     harm, lost = (sum(_of(part, arm, column)) for column in ("harm", "harm_deletion"))
     return f"{harm / lost:.2f}" if lost > 0 else ""
+
+
+# -- what the way back to low compression costs ----------------------------------------------
+
+
+def switch_costs(rate: str) -> dict[str, Interval]:
+    """What the head of switch-lm is about, at a learning rate: by name the mean over seeds in bits.
+
+    A way back is the harm of rank 1 from 9 whose residual is dropped or fades afterwards, minus
+    what its unit costs alone ("rank 4, dropped").
+    """
+    arm = {name: f"{name} at {rate} from 9" for name in ("rank 1", DELETION)}
+    found = {name: pulses.harms_added(SWITCH, pulse) for name, pulse in arm.items()}
+    for way in WAYS:
+        after, control = (f"rank {k}, {way} at {rate} from {at}" for k, at in ((1, 9), (4, 12)))
+        found[way] = pulses.harms_added(SWITCH, after, control)
+        found[f"rank 1 - {way}"] = pulses.harms_added(SWITCH, f"{arm['rank 1']}; {control}", after)
+        taken = f"{control}; {arm[DELETION]}"
+        found[f"{way} - {DELETION}"] = pulses.harms_added(SWITCH, after, taken)
+    trunk, policy = f"trunk at {rate}", f"accordion at {rate}"
+    found["accordion - trunk"] = differences.effect(SWITCH, policy, trunk)
+    found["accordion - fading"] = differences.effect(SWITCH, policy, f"accordion, fading at {rate}")
+    always = f"rank 4 throughout, fading at {rate}"
+    found["rank 4, fading - rank 4"] = differences.effect(SWITCH, always, trunk)
+    return found
+
+
+@number
+def switch_cost(rate: str, name: str) -> Interval:
+    """One of `switch_costs`."""
+    return switch_costs(rate)[name]
+
+
+def switch_predictions(rate: str) -> list[Said]:
+    """The five predictions of switch-lm at a learning rate, with their verdicts."""
+    found = switch_costs(rate)
+    dropped, sooner = found[f"dropped - {DELETION}"], found["accordion - fading"]
+    less = [found[f"rank 1 - {way}"] for way in WAYS]
+    lost = found["rank 4, fading - rank 4"]
+    least, most = GAIN
+    return [
+        Said("dropped minus deletion: 0 or less", dropped, dropped.mean <= 0),
+        Said("rank 1 minus dropped: above 0", less[0], less[0].low > 0),
+        Said("rank 1 minus fading: above 0", less[1], less[1].low > 0),
+        Said(
+            f"ACCORDION minus ACCORDION, fading: {least} to {most}",
+            sooner,
+            sooner.low > 0 and least <= sooner.mean <= most,
+        ),
+        Said("rank 4, fading, minus rank 4: not above 0", lost, not lost.low > 0),
+    ]
+
+
+@number
+def switch_table(rates: str) -> str:
+    """A table of the predictions and verdicts, a column for each learning rate.
+
+    Args:
+        rates: separated by semicolons.
+    """
+    each = rates.split("; ")
+    columns = [switch_predictions(rate) for rate in each]
+    rows = [[one[0].says, *map(_verdict, one)] for one in zip(*columns, strict=True)]
+    return Table(["predicted, bits", *(f"at {rate}" for rate in each)], rows).markdown()

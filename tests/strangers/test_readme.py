@@ -58,7 +58,7 @@ def test_the_demos_rates_are_those_that_the_trials_chose() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", sorted(set(re.findall(r"(?:-m analysis[. ]|regimes figure )(\w+)", README)))
+    "module", sorted(set(re.findall(r"(?:-m analysis[. ]|regimes figure )([\w-]+)", README)))
 )
 def test_every_analysis_can_be_run(module: str) -> None:
     assert module in commands()

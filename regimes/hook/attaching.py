@@ -291,7 +291,9 @@ def attach_shards(
             4}}``, the policy decides between the levels; the default is ACCORDION. A layer of the
             hook is then what one call of ``fully_shard`` has divided. Without it, and without a
             compressor, FSDP2's own reduce-scatter runs.
-        compressor: A compressor of whole gradients, as in `attach`. Each process keeps its rows.
+        compressor: A compressor of whole gradients, as in `attach`. Each process keeps its rows. A
+            policy may have compressors in place of names of levels here, too:
+            ``policy=Accordion(low=PowerSGD(rank=4), high=PowerSGD(rank=1))``.
         gather: How weights are gathered, in forward and backward: ``{"level": 8}`` (or 4 bits), and
             "block", the number of numbers that share a scale. Without it FSDP2's own all-gather
             runs.
@@ -306,7 +308,7 @@ def attach_shards(
     """
     modes = [capabilities.SHARDED_COLLECTIVES]
     source: FSDPModules
-    if compressor is not None:
+    if compressor is not None or (scatter is None and arguments.has_whole_levels(policy)):
         if scatter is not None:
             raise ConfigError(
                 f"compressor = {compressor!r}: it exchanges whole gradients, and scatter "
@@ -315,7 +317,7 @@ def attach_shards(
         source = FSDPParameters(model, mesh, arguments.choose_gather(gather))
         modes.append(capabilities.WHOLE_GRADIENTS)
     else:
-        compressor = arguments.choose_scatter(scatter, policy)
+        policy, compressor = arguments.choose_scatter(scatter, policy)
         source = FSDPModules(model, mesh, arguments.choose_gather(gather))
     given = _HookArguments(
         compressor, policy, signal, seed, start_compressing_after, every, record, scaler, timeout

@@ -147,7 +147,7 @@ def choose_levels(
                 f"compressor = {compressor!r}: the policy's levels are compressors already: leave "
                 "it out, or let the policy have names of levels"
             )
-        return policy, *_join_compressors(of_policy)
+        return policy, *join_compressors(of_policy)
     chosen, level, levels = take_level(usual if compressor is None else compressor)
     policy, levels = _choose_constant(policy, level, levels)
     return policy, chosen, levels
@@ -172,11 +172,11 @@ def take_level(given: Any) -> tuple[Compressor, GivenLevel | None, Any]:
     return chosen.with_level(None), own, levels
 
 
-def _join_compressors(
+def join_compressors(
     given: Mapping[str, Any],
 ) -> tuple[Compressor, dict[str, GivenLevel]]:
-    """One compressor and its levels by name, from a compressor for each name. "dense" is a level of
-    any.
+    """Return one compressor and its levels by name, for a policy that has a compressor in place of
+    each name. "dense" is a level of any.
 
     Raises:
         ConfigError: they differ in more than level and error feedback, or one has no single level.

@@ -12,6 +12,8 @@ from ddp_scripts import fsdp, group
 from ddp_scripts.fsdp import Case
 from tensors import same
 
+import regimes
+
 NEAREST = {"level": 8, "stochastic": False, "block": 16}
 FEEDBACK = {"level": 4, "stochastic": False, "error_feedback": True}
 HELD = {"level": 4, "stochastic": False, "error_feedback": 0.9, "block": 16}
@@ -109,6 +111,17 @@ def test_each_level_is_a_plain_loop(those: str, place: int) -> None:
             error = (result["weights"][name] - tensor).abs().max()
             limit = 1e-7 if OLD and case.clip is not None else 1e-10 if OLD else 1e-12
             assert error < limit, (name, float(error))
+
+
+def test_levels_in_the_policy_are_levels_of_scatter() -> None:
+    eight, four = (regimes.QuantisedScatter(bits=bits, block=16) for bits in (8, 4))
+    rule = regimes.Accordion(interval=1, eta=0.2, low=eight, high=four)
+    cases = [Case(POLICY, policy=fsdp.RULE), Case(policy=rule)]
+    for by_name, by_object in group.run(fsdp.trained, 2, 2, cases):
+        same(by_object["weights"], by_name["weights"])
+        assert [row["layers"]["level"] for row in by_object["rows"]] == [
+            row["layers"]["level"] for row in by_name["rows"]
+        ]
 
 
 def test_floats_of_a_dense_unit_are_those_of_the_header() -> None:

@@ -167,6 +167,9 @@ def said(rank: int, ranks: int, words: dict[str, Any]) -> str:
 
 
 RANKS = {"compressor": regimes.PowerSGD(rank={"low": 4, "high": 1})}
+OF_RANKS = regimes.Accordion(
+    interval=1, eta=0.2, low=regimes.PowerSGD(rank=4), high=regimes.PowerSGD(rank=1)
+)
 CASES = {
     2: [
         Case(exchange={"compressor": regimes.PowerSGD(rank=2)}),
@@ -192,7 +195,7 @@ CASES = {
         Case(exchange={"compressor": leveled("acp-sgd", 1)}, replaced=True),
     ],
     3: [
-        Case(exchange=RANKS, policy=fsdp.RULE, side=True),
+        Case(exchange={}, policy=OF_RANKS, side=True),
         Case(exchange={"compressor": leveled("sign", 1)}, root_only=True),
     ],
 }

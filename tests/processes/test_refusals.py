@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import regimes
+from regimes import compression
 from regimes.base.errors import ConfigError
 from regimes.compression.powersgd import PowerSGD
 from regimes.job.state import place_state
@@ -236,6 +237,7 @@ def on_meta() -> Any:
 # -- what is said ----------------------------------------------------------------------------------
 
 NO_DDP = "attach needs a DistributedDataParallel model, got"
+OF_RANKS = regimes.Accordion(low=regimes.PowerSGD(rank=2), high=regimes.PowerSGD(rank=1))
 FED = {"level": 4, "error_feedback": True, "stochastic": False}
 SHARDS: list[tuple[str, Callable[[], Any]]] = [
     ("the owner of a part", lambda: shards(scatter=FED | {"error_feedback": "owner"})),
@@ -276,6 +278,11 @@ SHARDS: list[tuple[str, Callable[[], Any]]] = [
     ("did you mean 'block'?", lambda: shards(scatter={"level": 4, "blok": 3})),
     ("gather.level = 'high'", lambda: shards(gather={"level": "high"})),
     ("policy: it decides the levels of scatter", lambda: shards(scatter=None, policy="accordion")),
+    ("the policy's levels are compressors already", lambda: shards(policy=OF_RANKS)),
+    (
+        "the policy's levels are compressors already",
+        lambda: shards(scatter=None, compressor="powersgd", policy=OF_RANKS),
+    ),
     ("full_state_dict: this model is sharded", lambda: shards().full_state_dict()),
     (
         "scatter: it compresses what FSDP2 exchanges",
@@ -395,6 +402,11 @@ LOCAL: list[tuple[str, Callable[[], Any]]] = [
     ("outer.lr = 0.0", lambda: local(outer={"lr": 0})),
     ("unknown key 'outer.rate'", lambda: local(outer={"rate": 1})),
     ("level of PowerSGD = 0", lambda: local(compressor=regimes.PowerSGD(rank=0))),
+    *(
+        (f"say {kind.__name__}({kind.level_word}=...)", lambda given=given: local(compressor=given))
+        for kind in (regimes.PowerSGD, regimes.TopK, regimes.QuantisedAllReduce)
+        for given in (kind(), {"name": compression.REGISTRY.table(kind())["name"]})
+    ),
     ("every = 'epoch'", lambda: local(every="epoch")),
     ("this model has local steps already", lambda: twice(local, net())),
     ("close() has ended these local steps", after_the_end),

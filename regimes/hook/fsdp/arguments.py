@@ -12,16 +12,37 @@ from regimes.base.config.convert import from_dict
 from regimes.base.errors import ConfigError, is_integer, require, suggest_nearest, unexpected_value
 from regimes.compression import Compressor
 from regimes.compression.scatter import QuantisedScatter, WeightGather, WithinReplicas
-from regimes.job.choices import plain_number
+from regimes.job.choices import join_compressors, plain_number
+from regimes.policies.base import split_policy
 
 
-def choose_scatter(given: Any, policy: Any) -> Compressor:
-    """Make the compressor, with its level or levels, of the argument ``scatter`` of
-    ``attach_shards``.
+def has_whole_levels(policy: Any) -> bool:
+    """Return whether a policy has compressors of whole gradients in place of names of levels."""
+    levels = split_policy(policy)[1].values()
+    return bool(levels) and not any(isinstance(x, QuantisedScatter) for x in levels)
+
+
+def choose_scatter(given: Any, policy: Any) -> tuple[Any, Compressor]:
+    """Return the policy, whose levels are names, and the compressor with its level or levels, for
+    the arguments ``scatter`` and ``policy`` of ``attach_shards``.
 
     Raises:
-        ConfigError: an unknown key, or no level at all.
+        ConfigError: an unknown key, no level at all, or levels in both arguments.
     """
+    named, of_policy = split_policy(policy)
+    if of_policy:
+        if given is not None:
+            raise ConfigError(
+                f"scatter = {given!r}: the policy's levels are compressors already: leave it out, "
+                "or let the policy have names of levels"
+            )
+        joined, levels = join_compressors(of_policy)
+        return named, joined.with_level(levels)
+    return policy, _choose_table(given, policy)
+
+
+def _choose_table(given: Any, policy: Any) -> Compressor:
+    """The compressor of the argument ``scatter`` beside a policy whose levels are names."""
     if given is None:
         if policy is not None:
             raise ConfigError(

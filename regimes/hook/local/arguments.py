@@ -18,6 +18,7 @@ from regimes.collectives.group import on_group
 from regimes.collectives.process_group import default_group
 from regimes.collectives.processes import ProcessWorld
 from regimes.collectives.world import World
+from regimes.compression.elementwise import Dense
 from regimes.compression.needs import compressor_parts
 from regimes.hook.ddp.source import check_parameters
 from regimes.hook.fsdp.replicas import ShardedGradients
@@ -118,6 +119,12 @@ def _choose_exchange(
     if rule is None:
         pressed, level, levels = choices.take_level("dense" if compressor is None else compressor)
         require(levels is None, "levels", levels, "none without level_policy: it is one level")
+        if level is None and type(pressed) is not Dense:
+            kind = type(pressed)
+            raise ConfigError(
+                f"compressor = {compressor!r}: it names no level, so nothing would be compressed: "
+                f"say {kind.__name__}({kind.level_word}=...), or let a level_policy decide"
+            )
         dense = level in (None, DENSE)
         known = {} if dense else choices.pick_levels(pressed, {"sent": level})
         static = Static(next(iter(known), DENSE))

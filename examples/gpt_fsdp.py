@@ -76,19 +76,20 @@ def main() -> None:
         record=args.out,
     )
 
-    def parts() -> dict:
+    def parts(source: Path | None = None) -> dict:  # source: a checkpoint that is loaded
         weights, states = get_state_dict(model, optimizer)
         return {
             "model": weights,
             "optimizer": states,
             "scheduler": scheduler,
-            "hook": hook.sharded_state(),  # Regimes
+            "hook": hook.sharded_state(saved=source),  # Regimes
         }
 
     saved = Path(args.out, "checkpoints")
     done = max((int(f.parent.name) for f in saved.glob("*/.metadata")), default=0)
     if done:
-        dcp.load(state := parts(), checkpoint_id=saved / str(done))
+        folder = saved / str(done)
+        dcp.load(state := parts(folder), checkpoint_id=folder)
         set_state_dict(
             model,
             optimizer,

@@ -93,7 +93,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, args.steps))
     hook = regimes.attach_replicas(
-        model, mesh["replicate"], optimizer, every=args.every, record=args.out
+        model,
+        mesh["replicate"],
+        optimizer,
+        compressor=regimes.QuantisedAllReduce(bits=8),
+        every=args.every,
+        record=args.out,
     )
 
     def parts(source: Path | None = None) -> dict:  # source: a checkpoint that is loaded

@@ -16,5 +16,5 @@ source .venv/bin/activate
 export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"
 resume=()
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then resume=(--resume); fi
-srun python -m regimes run paper-resnet18-cifar100 --set data.download=true \
+srun python -m regimes run paper-resnet18-cifar100 --workers 8 --set data.download=true \
   --out "runs/paper-resnet18-$SLURM_JOB_ID" "${resume[@]}"

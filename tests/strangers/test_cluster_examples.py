@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import math
 import os
 import re
 import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,12 +104,16 @@ def started(script: str, tmp_path: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "sky setup"])
 def test_what_they_start_is_a_command(name: str, tmp_path: Path) -> None:
-    """torchrun's parser takes its part, the command line of Regimes the rest."""
+    """torchrun's parser takes its part, the command line of Regimes the rest; the processes divide
+    the workers among them."""
     (words,) = started(SCRIPTS[name], tmp_path)
+    tasks = re.search(r"--nodes=(\d+)\n#SBATCH --ntasks-per-node=(\d+)", SCRIPTS[name])
+    processes = math.prod(map(int, tasks.groups())) if tasks else 0
     words = words[1:] if words[0] == "srun" else words
     if words[0] == "torchrun":
         parsed = get_args_parser().parse_args(words[1:])
         assert parsed.nnodes == "2"
+        processes = 2 * int(parsed.nproc_per_node)
         words = [
             "python",
             *(["-m"] if parsed.module else []),
@@ -119,7 +125,10 @@ def test_what_they_start_is_a_command(name: str, tmp_path: Path) -> None:
         return
     verb, preset, *options = words[3:]
     assert verb == "run"
-    get_preset(preset)
+    table = dict(pairwise(options))
+    workers = int(table.get("--workers", get_preset(preset).workers))
+    assert processes > 1
+    assert workers % processes == 0
     known = {f"--{name}" for name in inspect.signature(cli.run).parameters}
     assert {word for word in options if word.startswith("--")} <= known
     assert ("--resume" in options) == (name == "slurm.sh")  # it was queued again; no record there

@@ -92,7 +92,7 @@ def ablate(
     grid: Annotated[str, tyro.conf.Positional, named("GRID")],
     set: Settings = (),
     seeds: Annotated[int | None, LEFT_OUT] = None,
-    first_seed: int = 0,
+    first_seed: Annotated[int | None, LEFT_OUT] = None,
     schedules: Names = (),
     out: Annotated[Path | None, LEFT_OUT] = None,
     jobs: int = 1,
@@ -106,7 +106,7 @@ def ablate(
         grid: a grid, see `regimes presets`, or a .toml file with a base and schedules of your own.
         set: change a field in all runs.
         seeds: number of seeds; default what the file says, else 3.
-        first_seed: first of the seeds.
+        first_seed: first of the seeds; default 0.
         schedules: run only this schedule; may be given several times.
         out: folder of the records; default runs/GRID.
         jobs: number of runs at a time, each on its share of the cores.
@@ -123,7 +123,9 @@ def ablate(
     for text in option:
         require("=" in text, "--option", text, "the form key=value")
     named = _presets.seeds_of(grid) if seeds is None else None
-    numbers = named or _presets.number_seeds(3 if seeds is None else seeds, first_seed)
+    expected = f"--seeds as well: {grid} names its seeds"
+    require(not named or first_seed is None, "--first-seed", first_seed, expected)
+    numbers = named or _presets.number_seeds(3 if seeds is None else seeds, first_seed or 0)
     cells = _presets.select_schedules(grid, schedules, set)
     options = {key: read_value(text) for key, _, text in (o.partition("=") for o in option)}
     ablation.run_ablation(

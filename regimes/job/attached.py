@@ -38,6 +38,7 @@ from regimes.job.job import Job, UnitPlan
 from regimes.job.move_residuals import on_processes
 from regimes.job.recorder import JobRecorder, RecordOptions, check_undivided
 from regimes.job.rows import layer_entries, traffic_columns, unit_columns
+from regimes.job.run_warnings import run_warnings
 from regimes.job.saved_units import restore_units, saved_units, with_recorded_units
 from regimes.job.set_level import apply_set_level, set_entry, was_set
 from regimes.job.state import State, check_format, join_states, on_cpu, own_part
@@ -415,6 +416,14 @@ class AttachedJob(Job):
         self.unit_is_open = True
         if self.recorder is not None and not self.recorder.closed:
             self.recorder.add_row(row, seconds, readings.details)
+
+    def _print_warnings(self, *more: str) -> None:
+        """Print on process 0, as the job ends, in what ways its policies made no difference, and
+        further sentences."""
+        if self.world.rank == 0:
+            at_end = cast("Header", {**self.header, "units": len(self.rows)})
+            for sentence in (*run_warnings(at_end, self.rows), *more):
+                print(f"regimes: {sentence}", file=sys.stderr)
 
     def _summarize(self) -> None:
         """Print what the job has sent and waited for, once, on process 0."""

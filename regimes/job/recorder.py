@@ -131,7 +131,10 @@ def record_options(record: Any) -> RecordOptions:
     folder = record.folder if isinstance(record, RecordOptions) else record
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise unexpected_value("record", record, "a folder, or regimes.RecordOptions(folder, ...)")
-    return record if isinstance(record, RecordOptions) else RecordOptions(folder)
+    options = record if isinstance(record, RecordOptions) else RecordOptions(folder)
+    shown = ", ".join(options.reporters)
+    require(folder is not None or not shown, "RecordOptions.reporters", shown, "a folder as well")
+    return options
 
 
 def _same_entry(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

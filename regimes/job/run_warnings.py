@@ -27,6 +27,13 @@ def run_warnings(header: Header, rows: Sequence[Row]) -> list[str]:
             f"no step of {len(lost)} of {len(rows)} units has finite gradients (NaN or infinity), "
             f"the first is unit {lost[0]}: has the training diverged?"
         )
+    uncompressed = config.get("start_compressing_after") or 0
+    steps = sum(row.get("steps", 0) for row in rows)
+    if 0 < steps <= uncompressed:
+        warnings.append(
+            f"start_compressing_after = {uncompressed}: the run has {steps} steps, so none was "
+            "compressed"
+        )
     if len(rows) < 2:
         return warnings
     compressed = [i for i, layer in enumerate(header["layers"]) if layer["compressed"]]

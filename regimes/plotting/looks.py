@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regimes.base.config.recorded import RECORDED
+from regimes.base.errors import ConfigError
 
 # points; polygons of many corners would look like a circle
 STARS: dict[Any, float] = {"*": 8, (6, 1, 0): 8, (4, 1, 0): 7, (4, 1, 45): 7}
@@ -178,6 +179,21 @@ class Metric:
     def directed(self) -> bool:
         """Answer whether it is known which way is better."""
         return self.name in METRICS
+
+    @property
+    def sign(self) -> int:
+        """Return what a value is multiplied by where less must be better: 1, or -1 if more of the
+        metric is better.
+
+        Raises:
+            ConfigError: which way is better is not known.
+        """
+        if not (self.directed or self.lower):
+            raise ConfigError(
+                f"metric {self.name!r}: whether less of it is better is not known, so no result is "
+                f"the better one: name it as one of {', '.join(METRICS)}"
+            )
+        return 1 if self.lower else -1
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -119,7 +119,7 @@ def _chosen_file(out: Path, cell: str) -> Path:
 
 def _rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """The longest trained first, then the best; failed ones last."""
-    sign = 1 if find_metric(metric).lower else -1
+    sign = find_metric(metric).sign if any(trial.scores for trial in trials) else 1
     return sorted(trials, key=lambda t: (not t.scores, -t.share, sign * fmean(t.scores or [0])))
 
 

@@ -103,9 +103,16 @@ def build_optimizers(
         fused: SGD and AdamW step in one kernel, as torch offers on a GPU: other last bits.
 
     Raises:
-        ConfigError: an unknown optimiser, or options that its class does not take.
+        ConfigError: an unknown optimiser, options that its class does not take, or a momentum
+            beside one that has none.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
+    usual = OptimizerConfig.momentum
+    if config.name not in ("sgd", "muon") and config.momentum != usual:
+        raise ConfigError(
+            f"optimizer.momentum = {config.momentum!r}: it has no effect with {config.name}: leave "
+            f"it out ({usual}), or write it into optimizer.options, as its class names it"
+        )
     try:
         match config.name:
             case "sgd":

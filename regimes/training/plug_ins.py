@@ -3,7 +3,7 @@ and against the modes in which it runs (`capabilities`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -215,12 +215,17 @@ def _model_policy(config: RunConfig, kind: str, more: str, less: str) -> Policy 
         return None
     rule = make_policy(table, field)
     check_levels(rule, levels, field)
-    if {"low", "high"} <= set(levels) and levels["low"] > levels["high"]:
-        raise ConfigError(
-            f"{kind}_levels.low = {levels['low']} is {more} than {kind}_levels.high = "
-            f"{levels['high']}: low is the level that sends more, so {less}; swap them"
-        )
+    check_model_levels(levels, f"{kind}_levels", more, less)
     return rule
+
+
+def check_model_levels(levels: Mapping[str, int], field: str, more: str, less: str) -> None:
+    """Raise ConfigError if the batch size or period "low" sends less than "high"."""
+    if {"low", "high"} <= levels.keys() and levels["low"] > levels["high"]:
+        raise ConfigError(
+            f"{field}.low = {levels['low']} is {more} than {field}.high = {levels['high']}: low is "
+            f"the level that sends more, so {less}; swap them"
+        )
 
 
 def check_periods(outer: OuterConfig, periods: Collection[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from regimes.data.objects import Loss, LossWeight, Metric, ObjectTask, own_task
 from regimes.job.choices import choose_levels
 from regimes.job.given import GivenCompressor, GivenModel, GivenPolicy, HasSamples, Table
 from regimes.job.reporters import Reporter
+from regimes.job.run_warnings import run_warnings
 from regimes.records import OWN, Record, read_header
 from regimes.records.files import record_folder
 from regimes.training import optimizers
@@ -162,7 +164,10 @@ def simulate(
         # earlier versions had one pass for each worker; a run that they began goes on like that
         begun = read_header(folder)["config"].get("union_pass", config.union_pass)
         config = replace(config, union_pass=begun)
-    return run(config, folder, resume="auto", reporters=reporters, task=task)
+    record = run(config, folder, resume="auto", reporters=reporters, task=task)
+    for sentence in run_warnings(record.header, record.rows):
+        warnings.warn(sentence, stacklevel=2)
+    return record
 
 
 def own_training(
@@ -205,6 +210,9 @@ def own_training(
         data=DataConfig(name=OWN),
         model=ModelConfig(name=_name_of(model)),
     )
+    for name in own.set or {}:
+        if name in defaults and getattr(own, name) != defaults[name]:
+            raise ConfigError(f"set: {name} is an argument of its own too: leave one of them out")
     config = override_fields(config, dict(own.set or {}))
     PlugIns.from_config(config)  # refuses what does not go with a model and data of the user's own
     made = own_task(model, train_data, test_data, own.loss, own.metric, own.loss_weight)

@@ -238,6 +238,7 @@ def on_meta() -> Any:
 
 NO_DDP = "attach needs a DistributedDataParallel model, got"
 OF_RANKS = regimes.Accordion(low=regimes.PowerSGD(rank=2), high=regimes.PowerSGD(rank=1))
+REVERSED = regimes.Accordion(low=regimes.PowerSGD(rank=1), high=regimes.PowerSGD(rank=2))
 FED = {"level": 4, "error_feedback": True, "stochastic": False}
 SHARDS: list[tuple[str, Callable[[], Any]]] = [
     ("the owner of a part", lambda: shards(scatter=FED | {"error_feedback": "owner"})),
@@ -394,6 +395,13 @@ LOCAL: list[tuple[str, Callable[[], Any]]] = [
     ("exchanges something at each step", lambda: local(DistributedDataParallel(net()))),
     ("other parameters than the model trains", lambda: local(optimizer=sgd(net()))),
     ("policy = 0: expected a period", lambda: local(policy=0)),
+    ("none beside the constant period 2", lambda: local(periods={"low": 1, "high": 4})),
+    (
+        "periods.low = 4 is longer than periods.high = 1",
+        lambda: local(policy="accordion", periods={"low": 4, "high": 1}),
+    ),
+    ("levels.low = 1 sends less", lambda: local(level_policy=REVERSED)),
+    ("outer.period_one = 'gradients'", lambda: local(outer={"period_one": "gradients"})),
     ("did you mean 'accordion'", lambda: local(policy="accordeon")),
     (
         "'eigenvalue': expected norm, noise_scale, ",

@@ -146,9 +146,17 @@ def _flatten_leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple
 
 def _change_fields(config: RunConfig, pairs: Iterable[tuple[str, Any]]) -> RunConfig:
     """Set each path of (path, value), and check the whole configuration."""
-    plain = dataclasses.asdict(config)
+    plain, done = dataclasses.asdict(config), dict[str, list[str]]()
     for path, value in pairs:
-        _set_in_place(plain, path, copy.deepcopy(value))  # later pairs may change its tables
+        cleared = _set_in_place(plain, path, copy.deepcopy(value))  # later pairs may change it
+        parents = split_path(path)[:-1]
+        lost = [earlier for earlier, keys in done.items() if cleared and keys[:-1] == parents]
+        if lost and split_path(lost[0])[-1] != "name":
+            raise ConfigError(
+                f"{lost[0]}: set {path} before it: another name has other fields, so what was set "
+                "earlier would be lost"
+            )
+        done[path] = split_path(path)
     return from_dict(RunConfig, without_none(plain))
 
 
@@ -161,8 +169,8 @@ def split_path(path: str) -> list[str]:
     return [quoted or bare for quoted, bare in KEYS.findall(path)] or [path]
 
 
-def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
-    """Change what is at ``a.b.c``, in place."""
+def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> bool:
+    """Change what is at ``a.b.c``, in place; return whether a new name has cleared its table."""
     *parents, key = split_path(path)
     in_plug_in = bool(parents) and parents[0] in PLUG_INS
     table = plain
@@ -184,9 +192,11 @@ def _set_in_place(plain: dict[str, Any], path: str, value: Any) -> None:
     if path in PLUG_INS and isinstance(value, str):
         value = {"name": value}
     renamed = key == "name" and table.get("name") != value
-    if renamed and (in_plug_in or (path == "model.name" and ":" in str(value))):
+    cleared = renamed and (in_plug_in or (path == "model.name" and ":" in str(value)))
+    if cleared:
         table.clear()  # the fields of another class
     table[key] = value
+    return cleared
 
 
 def read_value(text: str) -> Any:

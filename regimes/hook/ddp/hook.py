@@ -36,14 +36,12 @@ from regimes.job.attached import AttachedJob
 from regimes.job.choices import Choice
 from regimes.job.fit_state import FittedState, damage_as_error, describe_compressor
 from regimes.job.recorder import RecordOptions
-from regimes.job.run_warnings import run_warnings
 from regimes.job.state import State, by_layer, get_column, own_part
 from regimes.job.unit_ends import UnitSchedule
 from regimes.job.weights import AttachedWeights
 from regimes.policies import Decision
 from regimes.policies.controller import Levels
 from regimes.policies.detectors.statistics import Statistic
-from regimes.records import Header
 
 _FIRST_STEP = 120.0  # seconds before a warning that a process is missing; one may still evaluate
 _LAST_VALUES = 3.0  # seconds for what other groups have logged, as a job ends
@@ -544,13 +542,9 @@ class Hook(AttachedJob):
                     self.world.check_agreement(now)
             except (ConfigError, TrainingError) as error:  # raised once the record has ended
                 apart, why = error, str(error)
-        if self.world.rank == 0 and not why:
-            at_end = cast("Header", {**self.header, "units": len(self.rows)})
-            said = run_warnings(at_end, self.rows)
-            if steps and not self.rows and type(self.controller.policy).__name__ != "Static":
-                said.append(self._describe_no_end())
-            for sentence in said:
-                print(f"regimes: {sentence}", file=sys.stderr)
+        if not why:
+            none = steps and not self.rows and type(self.controller.policy).__name__ != "Static"
+            self._print_warnings(*([self._describe_no_end()] if none else []))
         self._write_rows(0.0 if why else _LAST_VALUES)
         if self.recorder is not None:
             self.recorder.end_record(len(self.rows), why)

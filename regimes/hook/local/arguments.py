@@ -29,7 +29,7 @@ from regimes.job.recorder import RecordOptions
 from regimes.policies import Policy, Static, check_levels
 from regimes.policies.schedules import LONGEST, period_of
 from regimes.records import Header
-from regimes.training.plug_ins import check_periods, outer_parts
+from regimes.training.plug_ins import check_model_levels, check_periods, outer_parts
 
 _CALL = "local_steps()"
 _PERIODS = {"low": 1, "high": 32}  # steps between synchronisations, where none are given
@@ -102,11 +102,14 @@ def choose_local(
     rule: Policy
     if isinstance(policy, int) and not isinstance(policy, bool):
         require(1 <= policy <= LONGEST, "policy", policy, "a period from 1 step up, or a policy")
+        expected = f"none beside the constant period {policy}: a policy decides between periods"
+        require(periods is None, "periods", periods, expected)
         rule = Static(str(policy))
     else:
         expected = "a period in steps, or a policy's name, table or object"
         rule = choices.pick_policy(policy, expected)
         check_levels(rule, words, "sync_policy")
+        check_model_levels(words, "periods", "longer", "the shorter period")
     after = _choose_outer(outer)
     check_periods(after, {period_of(name, words) for name in rule.names})
     return LocalChoice(rule, words, after, exchange, every, level_policy is not None)
@@ -245,6 +248,9 @@ def _choose_outer(given: Any) -> OuterConfig:
         config = given or OuterConfig()
     elif isinstance(given, Mapping):
         config = from_dict(OuterConfig, given, "outer.")
+        kind = given.get("period_one", "parameters")
+        expected = '"parameters": in a loop of your own each process steps by its own gradient'
+        require(kind == "parameters", "outer.period_one", kind, expected)
     else:
         raise unexpected_value("outer", given, 'a table like {"lr": 0.7, "momentum": 0.9}')
     return replace(config, period_one="parameters")

@@ -22,6 +22,7 @@ from regimes.collectives.agreement import WeightsReport
 from regimes.collectives.layers import Layer
 from regimes.collectives.processes import ProcessWorld
 from regimes.compression.reducer import Reducer
+from regimes.compression.traffic import check_order
 from regimes.hook.local.arguments import LocalChoice, TrainedParameters, local_header
 from regimes.instruments.panel import Readings, finite_or_none
 from regimes.job.attached import AttachedJob
@@ -100,6 +101,7 @@ class LocalSteps(AttachedJob):
         own, keys = [Optimizers(optimizers, 0.0)], list(trained.parameters.values())
         self.replicas = replicas = Replicas(tensors, buffers, own, in_place=True, keys=keys)
         exchange = chosen.exchange
+        check_order(exchange.compressor, exchange.levels, layers, world.workers)
         reducer = Reducer(exchange.compressor, world.local_layers(layers), world, seed)
         synced, storage = replicas.synced_parameters, new_stack(tensors, 1)
         self.sync = Rounds(synced, reducer, chosen.outer, storage, replicas=replicas)
@@ -169,6 +171,7 @@ class LocalSteps(AttachedJob):
         self.sync.close()
         if self.sharded is not None:
             self.sharded.release()
+        self._print_warnings()
         if self.recorder is not None:
             self.recorder.end_record(len(self.rows))
         self._summarize()

@@ -113,8 +113,7 @@ class BranchSearch(RecordSearch[PulseRun], HarmSearch):
         end, shown = last_metric(self.record(run), 1), tested_by(self.record(trunk))
         if not math.isfinite(end):
             return math.inf
-        sign = shown.factor * (1 if shown.lower else -1)
-        return sign * (end - last_metric(self.record(trunk), 1))
+        return shown.factor * shown.sign * (end - last_metric(self.record(trunk), 1))
 
     def describe_run(self, run: PulseRun, log: SearchLog[PulseRun]) -> str:
         name, why = self.name(run), log.results[run]

@@ -106,8 +106,7 @@ class Plan:
     @cached_property
     def _dense(self) -> DenseCurve | None:
         """Dense's curve, from earlier trainings and the short runs of the same model."""
-        sign = 1 if self.shown.lower else -1
-        points = {steps: sign * loss for steps, loss in self.curve.items()}
+        points = {steps: self.shown.sign * loss for steps, loss in self.curve.items()}
         short = None if self.smaller else self.known.dense_curve()
         if short is not None:
             points = {**dict(zip(short.steps, short.losses, strict=True)), **points}
@@ -117,7 +116,7 @@ class Plan:
         """Dense's after some steps, in the unit of figures; nan where it is not known."""
         if self._dense is None or not steps > 0:
             return math.nan
-        return (1 if self.shown.lower else -1) * self._dense.loss(steps)
+        return self.shown.sign * self._dense.loss(steps)
 
     def rate(self, method: str) -> float:
         """Return the learning rate to train a method with: the best one of its short runs. In two

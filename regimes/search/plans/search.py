@@ -236,7 +236,7 @@ class PlanSearch(RecordSearch[Probe]):
         record = load(self.out / name_probe(run))
         shown, end = tested_by(record), cast("dict[str, Any]", record.tested_rows()[-1])
         metric = (end["validation"] if self.config.data.validation_size else end)["metric"]
-        return None if metric is None else (1 if shown.lower else -1) * shown.factor * metric
+        return None if metric is None else shown.sign * shown.factor * metric
 
     def check_result(self, run: Probe, result: Any) -> None:
         if result is not None:

@@ -54,6 +54,21 @@ def misspelt() -> Iterator[tuple[dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_field_that_a_later_name_would_lose_is_refused(way: str) -> None:
+    """And kept if the name comes first."""
+    for field, name, known in (
+        ("policy", "accordion", "level"),
+        ("compressor", "topk", "error_feedback"),
+        ("model", "package.module:build", "width"),
+    ):
+        pairs = {f"{field}.{known}": "low", f"{field}.name": name}
+        with pytest.raises(ConfigError, match=f"{field}.{known}: set {field}.name before it"):
+            override(RunConfig(), [f"{k}={v}" for k, v in pairs.items()])
+    both = WAYS[way]({"policy.name": "static", "policy.level": "low"})
+    assert both.policy == {"name": "static", "level": "low"}
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_misspelt_word_is_refused_at_the_call(way: str) -> None:
     cases = [*misspelt()]
     assert len(cases) > 100

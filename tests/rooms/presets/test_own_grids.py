@@ -196,6 +196,13 @@ def test_seeds_are_a_number_or_different_ones(seeds: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("grid")
+def test_a_first_seed_beside_the_files_seeds_is_refused(command: Callable) -> None:
+    done = command("ablate", "mine.toml", "--first-seed", "10")
+    assert done.returncode == 2
+    assert "--first-seed = 10: expected --seeds as well: mine.toml names its seeds" in done.stderr
+
+
+@pytest.mark.usefixtures("grid")
 def test_a_grid_is_not_run(command: Callable) -> None:
     done = command("run", "mine.toml")
     assert done.returncode == 2

@@ -200,6 +200,15 @@ def test_what_was_chosen_is_written_though_another_cell_failed(
     assert [path.name for path in (tmp_path / "chosen").iterdir()] == ["high.toml"]
 
 
+def test_no_trial_is_the_better_one_if_nobody_knows_which_way_is_better() -> None:
+    """An error of which less is better, under a name of its own, would choose the worst."""
+    trials = [tune.Trial(f"optimizer.lr={x}", RunConfig(), (x,)) for x in (0.1, 9.0)]
+    assert [t.scores for t in tune._rank_trials(trials, "loss")] == [(0.1,), (9.0,)]
+    assert [t.scores for t in tune._rank_trials(trials, "accuracy")] == [(9.0,), (0.1,)]
+    with pytest.raises(ConfigError, match="metric 'mae': whether less of it is better is not"):
+        tune._rank_trials(trials, "mae")
+
+
 @pytest.mark.parametrize("metrics", [[None, None, None], [0.1, 0.1, None]])
 def test_a_metric_that_was_not_finite_is_no_score(
     metrics: list[float | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import regimes
 from regimes.base.errors import ConfigError, TrainingError
+from regimes.job.recorder import record_options
 
 STATIC = {"name": "static", "level": "low"}
 
@@ -42,6 +43,24 @@ def test_an_unknown_optimizer_is_named_before_its_rate_is_missed(
         simulated(tmp_path / "run", optimizer=given)
     with pytest.raises(ConfigError, match="'adamw': its learning rate is missing"):
         simulated(tmp_path / "run", optimizer="adamw")
+
+
+def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    adamw = {"name": "adamw", "lr": 0.01, "momentum": 0.5}
+    with pytest.raises(ConfigError, match=r"optimizer.momentum = 0.5: it has no effect with adamw"):
+        simulated(tmp_path / "run", optimizer=adamw)
+    with pytest.raises(ConfigError, match="set: epochs is an argument of its own too"):
+        simulated(tmp_path / "run", set={"epochs": 1})
+    for given in ({"reporters": "tensorboard"}, {"reporters": ("wandb", "tensorboard")}):
+        with pytest.raises(ConfigError, match=r"RecordOptions.reporters = .*: expected a folder"):
+            record_options(regimes.RecordOptions(**given))
+
+
+@pytest.mark.filterwarnings("ignore:policy. accordion chose")
+def test_a_policy_that_compares_nothing_is_said(tmp_path: Path) -> None:
+    """The defaults are such: ten epochs, and an interval of ten."""
+    with pytest.warns(UserWarning, match="it has compared nothing"):
+        simulated(tmp_path / "run", policy=None, epochs=10, compressor=regimes.PowerSGD())
 
 
 class Pair(nn.Module):

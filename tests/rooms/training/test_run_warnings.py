@@ -93,6 +93,15 @@ def test_a_batch_policy_that_never_grew(tmp_path: Path) -> None:
     assert said.startswith("batch_policy: windows chose 'low' for everything")
 
 
+@pytest.mark.parametrize(("start", "compressed"), [(3, True), (4, False), (99, False)])
+def test_a_run_in_which_no_step_was_compressed(start: int, compressed: bool) -> None:
+    rows = [{"epoch": unit, "steps": 2} for unit in range(2)]
+    sentences = run_warnings({"config": {"start_compressing_after": start}, "layers": []}, rows)
+    assert [s.partition(":")[0] for s in sentences] == [
+        f"start_compressing_after = {start}" for _ in range(not compressed)
+    ]
+
+
 def test_a_policy_that_decides_is_not_mentioned(tmp_path: Path) -> None:
     for name, settings in {
         "windows": ["policy=windows", "policy.windows=[[0,2]]"],

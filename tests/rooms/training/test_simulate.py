@@ -72,6 +72,7 @@ class Named:
 # -- oracles ---------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:policy. accordion chose")
 def test_a_preset_given_as_objects_has_the_same_bits(tmp_path: Path) -> None:
     config = regimes.override(
         regimes.get_preset("smoke"),
@@ -241,6 +242,7 @@ def test_draws_of_a_data_set_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert first.rows != third.rows
 
 
+@pytest.mark.filterwarnings("ignore:policy. .*Named chose")
 def test_the_users_model_is_left_alone(tmp_path: Path) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())

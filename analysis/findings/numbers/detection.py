@@ -22,6 +22,7 @@ SETTINGS = {  # of the table of norm and Hessian
     "small-signals": "3,000 images, one rate for all",
     "small-signals-own": "3,000 images, rank 4's own rate",
     "cifar10-resnet20": "all of CIFAR-10, ResNet-20",
+    "cifar10-fast-signals": "all of CIFAR-10, three blocks",
     "detection-signals-lm": "a text, rank 2's own rate",
 }
 TOP, SIGNALS = unforced.REFERENCE, "detection-signals-smoke"

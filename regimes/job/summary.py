@@ -36,10 +36,27 @@ def job_summary(
     if sentences := describe_uncompressed_layers(header):
         lines["whole"] = f"\n{' ' * 10}".join(sentences)
     if folder is not None:
+        if doubt := _doubt_result(header, rows):
+            lines["result"] = doubt
         lines["record"] = f"{folder} (regimes watch, regimes report)"
     units = f"{len(rows)} unit{'s' * (len(rows) != 1)}"
     head = f"regimes: {total.steps} steps in {units}, {world['processes']} processes"
     return "\n".join([head, *(f"  {name:8}{text}" for name, text in lines.items())])
+
+
+def _doubt_result(header: Header, rows: Sequence[Row]) -> str:
+    """What is strange about the results of a recorded job; empty if nothing is."""
+    metric, logged = (
+        header["metric"],
+        dict.fromkeys(k for row in rows for k in row.get("logged", {})),
+    )
+    values = [row["metric"] for row in rows if row["metric"] is not None]
+    if logged and not values:
+        name = "test_loss" if metric == "loss" else metric
+        return f"none: {', '.join(logged)} was logged, and {name} is the record's metric: log it so"
+    if metric == "accuracy" and max(values, default=0.0) > 1:
+        return f"accuracy {max(values):g}: log a share of one, which figures write in per cent"
+    return ""
 
 
 def _format_seconds(seconds: float) -> str:

@@ -77,3 +77,24 @@ def test_each_line_of_a_jobs_summary_says_something() -> None:
     assert head == "regimes: 2 steps in 1 unit, 1 processes"
     assert [line.split()[0] for line in lines if line.split()[1:]] == ["sent", "levels"]
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "said"),
+    [
+        ("loss", {"metric": None, "logged": {"loss": 0.5}}, "none: loss was logged, and test_loss"),
+        ("accuracy", {"metric": None, "logged": {"acc": 0.5}}, "none: acc was logged, and acc"),
+        ("accuracy", {"metric": 93.0, "logged": {}}, "accuracy 93: log a share of one"),
+        ("accuracy", {"metric": 0.93, "logged": {"acc": 0.5}}, None),
+        ("loss", {"metric": None, "logged": {}}, None),
+    ],
+)
+def test_a_summary_says_what_is_strange_about_the_results(
+    metric: str, values: dict[str, Any], said: str | None
+) -> None:
+    """A result under another name than the metric's, and an accuracy in per cent."""
+    header, rows = plain.header(metric=metric), [{**plain.row(0), **values}]
+    text = job_summary(cast("Header", header), cast(Any, rows), {}, Path("runs/mine"))
+    lines = [line for line in text.splitlines() if line.startswith("  result")]
+    assert [said in line for line in lines if said] == [True] * len(lines)
+    assert len(lines) == (said is not None)

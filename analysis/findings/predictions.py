@@ -140,7 +140,18 @@ def width(evidence: Evidence, grid: str) -> list[float]:
 def made_up_for(evidence: Evidence, grid: str) -> list[float]:
     """How many points less rank 1 loses to rank 4 if each has the best of its rates (held-out
     images, one seed)."""
-    best, shared = [], []
+    lost = lost_by_rank_1(evidence)
+    return [lost["shared"] - lost["own"]]
+
+
+def lost_by_rank_1(evidence: Evidence) -> dict[str, float]:
+    """Points of held-out accuracy that rank 1 loses to rank 4, one seed: at the "shared" rate, and
+    each at its "own" best rate; and these rates, by arm.
+
+    Raises:
+        LackingError: trials are missing, or an arm chose an end of its list.
+    """
+    best, shared, found = list[float](), list[float](), dict[str, float]()
     for arm in ("rank 4", "rank 1"):
         rows = [row for row in evidence.trials if row["schedule"] == arm and row["scores"]]
         rates = {float(row["values"].rpartition("=")[2]): fmean(row["scores"]) for row in rows}
@@ -151,7 +162,9 @@ def made_up_for(evidence: Evidence, grid: str) -> list[float]:
             raise LackingError(f"{arm} chose {chosen:g}, an end of its list of rates")
         best.append(rates[chosen])
         shared.append(rates[SHARED])
-    return [100 * ((shared[0] - shared[1]) - (best[0] - best[1]))]
+        found[arm] = chosen
+    gaps = {"shared": 100 * (shared[0] - shared[1]), "own": 100 * (best[0] - best[1])}
+    return found | gaps
 
 
 def _norms(run: Record) -> pd.Series:

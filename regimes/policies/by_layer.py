@@ -35,7 +35,8 @@ class ByLayer:
         otherwise: The policy of all other layers.
 
     Raises:
-        ConfigError: a group has no pattern; or, at the first decision, no layer matches a pattern.
+        ConfigError: a group has no pattern; or, at the first decision, no layer matches a pattern,
+            or all layers of a group belong to earlier groups.
     """
 
     groups: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +78,8 @@ class ByLayer:
         """Return the decision for each layer, by the policy of its group.
 
         Raises:
-            ConfigError: at the first decision, no layer matches a pattern.
+            ConfigError: at the first decision, no layer matches a pattern, or a group has no layer
+                of its own.
         """
         group = self._groups_of(layers)
         if not history:
@@ -86,6 +88,12 @@ class ByLayer:
                     raise ConfigError(
                         f"policy.groups: no compressed layer matches {pattern!r}; "
                         f"{suggest_nearest(pattern, layers)}"
+                    )
+            for number, key in enumerate(self.groups):
+                if number not in group:
+                    raise ConfigError(
+                        f"policy.groups: all layers that {key!r} matches belong to a group before "
+                        "it: write this group first"
                     )
         past = as_history(history)
         decided: dict[int, Decision] = {}

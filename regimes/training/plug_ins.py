@@ -29,6 +29,7 @@ from regimes.data import deficits
 from regimes.instruments import make_instruments
 from regimes.instruments.needs import needs_of, policy_parts, signal_parts
 from regimes.policies import Policy, Windows, check_levels, make_policy
+from regimes.policies.by_layer import ByLayer
 from regimes.policies.schedules import period_of
 from regimes.records import OWN
 
@@ -199,7 +200,12 @@ class PlugIns:
     def window_starts(self, deficit: deficits.Deficit | None = None) -> Iterator[tuple[str, int]]:
         """Yield (field, first unit) of each window, the windows of single layers included."""
         fields = {} if deficit is None else {"deficit.windows": deficit.windows}
-        for table, rule in self.policies.items():
+        rules = [
+            (table, inner)
+            for table, rule in self.policies.items()
+            for inner in (rule.rules if isinstance(rule, ByLayer) else (rule,))
+        ]
+        for table, rule in rules:
             if isinstance(rule, Windows):  # others may have fields of these names for another thing
                 fields[f"{table}.windows"] = rule.windows
                 fields |= {f"{table}.layers.{name}": own for name, own in rule.layers.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from regimes.base.console.tables import Table
+from regimes.base.errors import LackingError
 from regimes.records import summary
 
 from ...common.compare import LAST
@@ -82,6 +83,15 @@ def _gap(evidence: Evidence, arm: str) -> str:
     if not set.intersection(*both):
         return ""
     return mean_of(predictions.minus(arm, "rank 4")(evidence, FAST)).text(2, sign=True)
+
+
+@number
+def fast_own_rates() -> dict[str, float]:
+    """`predictions.lost_by_rank_1`; empty where trials are missing."""
+    try:
+        return predictions.lost_by_rank_1(_evidence())
+    except LackingError:
+        return {}
 
 
 @number

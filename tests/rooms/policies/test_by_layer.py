@@ -87,3 +87,9 @@ def test_a_pattern_is_a_text():
 def test_a_pattern_without_a_layer_is_one_sentence():
     with pytest.raises(ConfigError, match=r"no compressed layer matches 'embeding\*'"):
         ByLayer({"embeding*": Static("low")}).decide([], LAYERS)
+
+
+def test_a_group_whose_layers_all_belong_to_an_earlier_one_is_one_sentence():
+    rule = ByLayer({"*": Static("low"), f"{LAYERS[0]}": Static("high")})
+    with pytest.raises(ConfigError, match="belong to a group before it: write this group first"):
+        rule.decide([], LAYERS)

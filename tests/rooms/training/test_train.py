@@ -374,6 +374,11 @@ class pair(nn.Module):
         (["compressor={name='quantise'}", "levels={low=4, high=8}"], ConfigError, "levels.low = 4"),
         (["compressor=sign"], ConfigError, "level of sign = 4: expected 1 (bit)"),
         (["policy=windows", "policy.windows=[[9, 12]]"], ConfigError, "a window starts in epoch 9"),
+        (
+            ["policy={name='by-layer', groups={'*'={name='windows', windows=[[9, 12]]}}}"],
+            ConfigError,
+            "a window starts in epoch 9",
+        ),
         (["evaluate_every=2", "budget={}"], ConfigError, "evaluate_every = 2: expected 1"),
         *[([f"device={x}"], ConfigError, f"device = '{x}' cannot be") for x in ("meta", "tpu7")],
         (["batch_size=500"], DataError, "too few for one step of 4 workers x 500"),

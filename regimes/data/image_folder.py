@@ -79,6 +79,9 @@ def load_tree(
         with unpack_images(path) as root:
             files = find_images(root, nested=path.is_file())
             places = split_places(files, nested=path.is_file())
+            for name, value in (("test_share", test_share), ("split_seed", split_seed)):
+                own = "none: the tree has folders train/ and test/ of its own"
+                require(not places or value is None, f"data.{name}", value, own)
             places = places or plain_places(files, root, test_share, split_seed or 0)
             order = sorted(places, key=lambda name: (places[name], name))
             pixels = _decode_files([(name, files[name]) for name in order], resize)

@@ -7,6 +7,7 @@ weights of the epoch's end, averaged over all processes.
 from __future__ import annotations
 
 import math
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -161,6 +162,7 @@ class CurvatureGauge(ProbeGauge):
         super().__init__(settings, context)
         self.weight = self.choose_weight()
         self.vectors: dict[str, Tensor] = {}  # per mode, [k, d]
+        self.warned = False
         most = sum(p.numel() for p in context.parameters)
         for name, count in (("largest", settings.largest), ("smallest", settings.smallest)):
             where = f"{settings.bounds_prefix}{name}"
@@ -217,10 +219,20 @@ class CurvatureGauge(ProbeGauge):
         pairs = eigenvalues(hessian, largest=s.largest, smallest=s.smallest, start=start, **options)
         if s.warm:
             self.vectors[mode] = pairs.vectors
-        blocks = []
+        blocks, all_pairs = [], [pairs]
         if s.layers:
             found = layer_eigenvalues(hessian, layers=self.context.members, **options)
             blocks = [float(block.largest[0]) for block in found.values()]
+            all_pairs += found.values()
+        open_ones = sum(not one.converged for one in all_pairs)
+        if open_ones and not self.warned and self.context.world.rank == 0:
+            self.warned = True
+            warnings.warn(
+                f"instruments.curvature: {open_ones} of {len(all_pairs)} searches for eigenvalues "
+                f"have ended after {s.max_products} products without converging, so their values "
+                "are too near to zero: set max_products higher, or tolerance",
+                stacklevel=2,
+            )
         for end in self.ends[mode]:
             for name, values in (("eigenvalue", pairs.largest), ("eigenvalue_min", pairs.smallest)):
                 for i, value in enumerate(values.tolist(), start=1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -216,8 +217,26 @@ def load(folder: str | Path) -> Record:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """Find every run in or under a folder, sorted."""
-    return sorted(path.parent for path in Path(folder).rglob("run.json"))
+    """Find every run in or under a folder, sorted. Links to folders are followed; a folder that is
+    reached twice counts once."""
+    found, seen = list[Path](), set[str]()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        paths = [os.path.join(place, name) for name in folders]
+        folders[:] = [  # links last: a folder is named by its own path
+            os.path.basename(path)
+            for path in sorted(paths, key=lambda path: (os.path.islink(path), path))
+            if _is_new(path, seen)
+        ]
+        if "run.json" in files:
+            found.append(Path(place))
+    return sorted(found)
+
+
+def _is_new(place: str, seen: set[str]) -> bool:
+    real = os.path.realpath(place)
+    new = real not in seen
+    seen.add(real)
+    return new
 
 
 def _epochs_table(rows: Sequence[Row], seconds: Mapping[int, Mapping[str, float]]) -> pd.DataFrame:

@@ -60,8 +60,12 @@ def parse_rule(text: str) -> dict[str, Any]:
     if not KNOWN.knows(name) and re.search(r":[^A-Za-z_]|:$|:.*[,:]", name):
         raise ConfigError(f"--detectors {text!r} needs the form NAME:key=value,key=value")
     parts = re.split(r",(?=\s*\w+\s*=)", fields) if fields else []  # values may have commas
-    pairs = [part.partition("=") for part in parts]
-    return {"name": name, **{key.strip(): read_value(value.strip()) for key, _, value in pairs}}
+    table = {"name": name}
+    for key, _, value in (part.partition("=") for part in parts):
+        if key.strip() in table:
+            raise ConfigError(f"--detectors {text!r}: it has {key.strip()} twice")
+        table[key.strip()] = read_value(value.strip())
+    return table
 
 
 def make_rule(text: str, record: Record) -> Rule:

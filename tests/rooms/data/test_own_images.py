@@ -5,10 +5,12 @@ Oracles: Pillow, on each image by itself; the names of the files.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from PIL import Image
 
 import regimes
 from regimes.base.config import DataConfig
-from regimes.base.errors import DataError
+from regimes.base.errors import ConfigError, DataError
 from regimes.data import image_folder
 from regimes.data.images import load_images
 
@@ -113,6 +115,17 @@ def test_an_image_is_as_the_camera_was_held(tmp_path: Path) -> None:
     as_stored = image_folder.load_tree(tmp_path / "tree").train_x[0, 0]
     held = image_folder.load_tree(tmp_path / "tree", resize=20).train_x[0, 0]
     assert (held == as_stored[::-1]).all()
+
+
+@pytest.mark.parametrize("given", [{"test_share": 0.5}, {"split_seed": 7}])
+def test_a_tree_with_a_division_of_its_own_takes_no_other(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    for split, name in itertools.product(("train", "test"), "ab"):
+        (tmp_path / "tree" / split / name).mkdir(parents=True)
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "tree" / split / name / "0.png")
+    with pytest.raises(ConfigError, match=f"data.{next(iter(given))} = .*: expected none"):
+        image_folder.load_tree(tmp_path / "tree", **given)
 
 
 def test_without_a_size_the_sentence_names_it(pets: Path) -> None:

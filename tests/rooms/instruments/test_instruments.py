@@ -257,6 +257,24 @@ MODELS = {  # of two classes of four numbers; has it running statistics?
 ASKED = {"usual": None, "batch": ["batch-statistics"], "both": ["eval", "batch-statistics"]}
 
 
+@pytest.mark.filterwarnings("ignore:policy. accordion")
+def test_an_eigenvalue_that_has_not_converged_is_said_once(tmp_path: Path) -> None:
+    """Of the model and of four parameters, in each of two epochs."""
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    data = x, (x[:, 0] > 0).long()
+    few = {"images": 32, "batch": 16, "layers": True, "max_products": 3, "modes": ["eval"]}
+    with pytest.warns(UserWarning, match=r"\d of 5 searches for eigenvalues have ended") as said:
+        regimes.simulate(
+            lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2)),
+            *(data, data),
+            out=tmp_path / "run",
+            epochs=2,
+            batch_size=8,
+            set={"instruments.curvature": few},
+        )
+    assert len([one for one in said if "searches" in str(one.message)]) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
@@ -265,6 +283,7 @@ ASKED = {"usual": None, "batch": ["batch-statistics"], "both": ["eval", "batch-s
         *[("without running statistics", asked) for asked in ("batch", "both")],
     ],
 )
+@pytest.mark.filterwarnings("ignore:policy. accordion")
 def test_without_running_statistics_one_eigenvalue_has_both_names(
     name: str, asked: str, tmp_path: Path
 ) -> None:

@@ -148,6 +148,16 @@ def test_a_budget_is_spent_when_it_is_reached(budget: float, done: bool) -> None
     assert is_complete(header, [row(epoch) for epoch in range(3)]) == done
 
 
+def test_runs_behind_links_are_found_once(tmp_path: Path) -> None:
+    """A link to a run elsewhere, two ways to one folder, and a link into a folder above."""
+    make(tmp_path / "elsewhere" / "a")
+    make(tmp_path / "here" / "b")
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere" / "a")
+    (tmp_path / "here" / "again").symlink_to(tmp_path / "here" / "b")
+    (tmp_path / "here" / "b" / "up").symlink_to(tmp_path / "here")
+    assert [path.name for path in find_runs(tmp_path / "here")] == ["b", "link"]
+
+
 def test_summary_needs_finished_runs(tmp_path: Path) -> None:
     make(tmp_path / "a")
     assert find_runs(tmp_path) == [tmp_path / "a"]

@@ -422,6 +422,8 @@ def test_texts_name_detectors(record: Record) -> None:
     [
         ("norm-chagne", "did you mean 'norm-change'"),
         ("norm-change:0.5", "needs the form NAME:key=value"),
+        ("norm-change:eta=0.3,eta=0.5", "it has eta twice"),
+        ("norm-change:name=random-windows", "it has name twice"),
         ("norm-change:eat=1", "unknown key 'detector.eat'"),
         ("no.such:Class", "cannot import the detector 'no.such:Class'"),
     ],

@@ -6,8 +6,8 @@ weights of the epoch's end, averaged over all processes.
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,7 @@ from regimes.instruments.hessian import (
 from regimes.instruments.hessian.probe import ProcessMean
 from regimes.instruments.hessian.weights import Weight
 
+log = logging.getLogger(__name__)
 Mode = Literal["eval", "batch-statistics"]
 SUFFIX = {"eval": "", "batch-statistics": ":batch"}  # of the statistics' names
 
@@ -227,11 +228,13 @@ class CurvatureGauge(ProbeGauge):
         open_ones = sum(not one.converged for one in all_pairs)
         if open_ones and not self.warned and self.context.world.rank == 0:
             self.warned = True
-            warnings.warn(
-                f"instruments.curvature: {open_ones} of {len(all_pairs)} searches for eigenvalues "
-                f"have ended after {s.max_products} products without converging, so their values "
-                "are too near to zero: set max_products higher, or tolerance",
-                stacklevel=2,
+            log.warning(
+                "instruments.curvature: %d of %d searches for eigenvalues have ended after %d "
+                "products without converging, so their values are too near to zero: set "
+                "max_products higher, or tolerance",
+                open_ones,
+                len(all_pairs),
+                s.max_products,
             )
         for end in self.ends[mode]:
             for name, values in (("eigenvalue", pairs.largest), ("eigenvalue_min", pairs.smallest)):

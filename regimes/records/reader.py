@@ -220,7 +220,7 @@ def find_runs(folder: str | Path) -> list[Path]:
     """Find every run in or under a folder, sorted. Links to folders are followed; a folder that is
     reached twice counts once."""
     found, seen = list[Path](), set[str]()
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for place, folders, files in os.walk(folder, onerror=_raise_strange, followlinks=True):
         paths = [os.path.join(place, name) for name in folders]
         folders[:] = [  # links last: a folder is named by its own path
             os.path.basename(path)
@@ -230,6 +230,13 @@ def find_runs(folder: str | Path) -> list[Path]:
         if "run.json" in files:
             found.append(Path(place))
     return sorted(found)
+
+
+def _raise_strange(error: OSError) -> None:
+    """A folder that is not there, or that nobody may read, has no runs; a path that there cannot be
+    is an error."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        raise error
 
 
 def _is_new(place: str, seen: set[str]) -> bool:

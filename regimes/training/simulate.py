@@ -91,7 +91,9 @@ def simulate(
     >>> data = x[:48], (x[:48].sum(1) > 0).long()
     >>> test = x[48:], (x[48:].sum(1) > 0).long()
     >>> model = nn.Linear(5, 2)
-    >>> record = simulate(model, data, test, out="runs/mine", workers=2, batch_size=8, epochs=2)
+    >>> rank = {"name": "powersgd", "level": 1}
+    >>> short = {"workers": 2, "batch_size": 8, "epochs": 2}
+    >>> record = simulate(model, data, test, out="runs/mine", compressor=rank, **short)
     >>> len(record.epochs)
     2
 

@@ -284,7 +284,6 @@ def test_samples_are_disjoint_windows_of_the_text(text: Path) -> None:
     assert not torch.equal(task.samples(batches, 0, 2, 2, 3)[0][0], drawn[0][0])
 
 
-@pytest.mark.filterwarnings("ignore:instruments.curvature. 1 of 1 searches")
 def test_instruments_measure_a_text(text: Path, tmp_path: Path) -> None:
     c = config(text, "model.dropout=0.2", "dtype=float32", *TOPK, epochs=1)
     tables = {

@@ -230,7 +230,7 @@ class CurvatureGauge(ProbeGauge):
             self.warned = True
             log.warning(
                 "instruments.curvature: %d of %d searches for eigenvalues have ended after %d "
-                "products without converging, so their values are too near to zero: set "
+                "products without converging, so their values may be far from the true ones: set "
                 "max_products higher, or tolerance",
                 open_ones,
                 len(all_pairs),

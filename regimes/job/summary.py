@@ -46,10 +46,8 @@ def job_summary(
 
 def _doubt_result(header: Header, rows: Sequence[Row]) -> str:
     """What is strange about the results of a recorded job; empty if nothing is."""
-    metric, logged = (
-        header["metric"],
-        dict.fromkeys(k for row in rows for k in row.get("logged", {})),
-    )
+    metric = header["metric"]
+    logged = dict.fromkeys(name for row in rows for name in row.get("logged", {}))
     values = [row["metric"] for row in rows if row["metric"] is not None]
     if logged and not values:
         name = "test_loss" if metric == "loss" else metric

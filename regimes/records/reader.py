@@ -219,7 +219,7 @@ def load(folder: str | Path) -> Record:
 def find_runs(folder: str | Path) -> list[Path]:
     """Find every run in or under a folder, sorted. Links to folders are followed; a folder that is
     reached twice counts once."""
-    found, seen = list[Path](), set[str]()
+    found, seen = list[Path](), {os.path.realpath(folder)}
     for place, folders, files in os.walk(folder, onerror=_raise_strange, followlinks=True):
         paths = [os.path.join(place, name) for name in folders]
         folders[:] = [  # links last: a folder is named by its own path
@@ -240,6 +240,7 @@ def _raise_strange(error: OSError) -> None:
 
 
 def _is_new(place: str, seen: set[str]) -> bool:
+    """Whether a folder is reached for the first time; it is then noted in ``seen``."""
     real = os.path.realpath(place)
     new = real not in seen
     seen.add(real)

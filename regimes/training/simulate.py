@@ -84,7 +84,7 @@ def simulate(
     Under torchrun each process calls this, and the workers are shared out over the processes. The
     results are the same except for rounding: equal to 1e-12 in float64; in float32 single runs
     drift apart, and means over seeds agree. After a stop the same call goes on. After the end it
-    returns the record.
+    returns the record, and warns if a policy made no difference.
 
     >>> import torch
     >>> x = torch.randn(64, 5)

@@ -38,15 +38,10 @@ def _read(source: str) -> lost_time.Tree:
     return _tree(source)
 
 
-def there(sources: str) -> list[str]:
-    """Those of some sources whose archive there is; a number changes with each that is added."""
-    return [name for name in sources.split("; ") if record_read(f"{name}.tar.xz").exists()]
-
-
 @number
 def lost_time_sources(sources: str) -> list[str]:
-    """The names of those archives that there are."""
-    return there(sources)
+    """Those of some sources whose archive exists; a number changes with each that is added."""
+    return [name for name in sources.split("; ") if record_read(f"{name}.tar.xz").exists()]
 
 
 @number
@@ -60,9 +55,7 @@ def over_deletion(source: str, arm: str, onset: int) -> Interval:
 @number
 def ratio_exponent(source: str, arm: str, first: int = lost_time.FIRST, left: int = 0) -> Interval:
     """The exponent of the learning rate in harm over deletion, mean over trunks."""
-    rows = lost_time.exponents(_read(source), first, left)
-    (row,) = rows[rows["arm"] == arm].to_dict("records")
-    return Interval(row["ratio"], row["ratio_ci_low"], row["ratio_ci_high"], n=row["n"])
+    return _exponent(source, arm, "ratio", first, left)
 
 
 @number
@@ -80,6 +73,11 @@ def exponent_of(source: str, name: str, first: int = law.FIRST, left: int = 1) -
         name: the arm; or "deletion".
     """
     arm, column = (law.WITH, name) if name == DELETION else (name, "harm")
+    return _exponent(source, arm, column, first, left)
+
+
+def _exponent(source: str, arm: str, column: str, first: int, left: int) -> Interval:
+    """A column of `lost_time.exponents`."""
     rows = lost_time.exponents(_read(source), first, left)
     (row,) = rows[rows["arm"] == arm].to_dict("records")
     return Interval(row[column], row[f"{column}_ci_low"], row[f"{column}_ci_high"], n=row["n"])
@@ -138,7 +136,7 @@ def predictions(source: str) -> list[Said]:
 @number
 def lost_time_predictions(sources: str) -> str:
     """A table of the predictions, a column for each archive that there is."""
-    names = there(sources)
+    names = lost_time_sources(sources)
     columns = [predictions(source) for source in names]
     rows = [[each[0].says, *map(_verdict, each)] for each in zip(*columns, strict=True)]
     return Table(["predicted", *names], rows).markdown()
@@ -182,16 +180,14 @@ def switch_costs(rate: str) -> dict[str, Interval]:
     A way back is the harm of rank 1 from 9 whose residual is dropped or fades afterwards, minus
     what its unit costs alone ("rank 4, dropped").
     """
-    arm = {name: f"{name} at {rate} from 9" for name in ("rank 1", DELETION)}
-    found = {name: pulses.harms_added(SWITCH, pulse) for name, pulse in arm.items()}
+    pulse, left_out = (f"{name} at {rate} from 9" for name in ("rank 1", DELETION))
+    found = {"rank 1": pulses.harms_added(SWITCH, pulse)}
     for way in WAYS:
         after, control = (f"rank {k}, {way} at {rate} from {at}" for k, at in ((1, 9), (4, 12)))
-        found[way] = pulses.harms_added(SWITCH, after, control)
-        found[f"rank 1 - {way}"] = pulses.harms_added(SWITCH, f"{arm['rank 1']}; {control}", after)
-        taken = f"{control}; {arm[DELETION]}"
-        found[f"{way} - {DELETION}"] = pulses.harms_added(SWITCH, after, taken)
+        found[f"rank 1 - {way}"] = pulses.harms_added(SWITCH, f"{pulse}; {control}", after)
+        both = f"{control}; {left_out}"
+        found[f"{way} - {DELETION}"] = pulses.harms_added(SWITCH, after, both)
     trunk, policy = f"trunk at {rate}", f"accordion at {rate}"
-    found["accordion - trunk"] = differences.effect(SWITCH, policy, trunk)
     found["accordion - fading"] = differences.effect(SWITCH, policy, f"accordion, fading at {rate}")
     always = f"rank 4 throughout, fading at {rate}"
     found["rank 4, fading - rank 4"] = differences.effect(SWITCH, always, trunk)
